@@ -1,0 +1,197 @@
+//! What the transport asks of whoever hosts it: memory behind keys, receive requests, completions, the window.
+
+use ferroce_wire::Headers;
+use smallvec::SmallVec;
+
+use crate::verbs::{Access, Completion, PathAddr, QpEvent, RecvWr, Sge};
+use std::sync::Arc;
+
+/// A piece of memory whose key, bounds and rights were checked: valid until the host gives up its lane lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Address in the process (in the simulator: in the simulated memory).
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// Why memory could not be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// No region has this key.
+    #[error("no region has this key")]
+    BadKey,
+    /// The region belongs to another protection domain.
+    #[error("the region belongs to another protection domain")]
+    WrongPd,
+    /// Outside the region.
+    #[error("outside the region")]
+    Bounds,
+    /// The region does not grant the right.
+    #[error("the region does not grant the right")]
+    Access,
+    /// The address is misaligned (atomics).
+    #[error("the address is not a multiple of 8")]
+    Misaligned,
+    /// The region's memory is gone: unmapped, truncated or protected.
+    #[error("the memory behind the region is gone")]
+    Fault,
+}
+
+/// An atomic operation on a 64-bit word in host byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AtomicOp {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+/// Why a packet was dropped without effect. Each is a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Drop {
+    QpState,
+    WrongTransport,
+    WrongSource,
+    PKey,
+    QKey,
+    Psn,
+    DuplicateUnknown,
+    GhostResponse,
+    BadOpcode,
+    BadLength,
+    NoReceive,
+    MessageBroken,
+}
+
+/// Things worth counting besides drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Count {
+    AckSent,
+    AckReceived,
+    NakSequenceSent,
+    NakSequenceReceived,
+    NakFatalSent,
+    NakFatalReceived,
+    RnrNakSent,
+    RnrNakReceived,
+    DuplicateRequest,
+    Timeout,
+    PacketsRetransmitted,
+}
+
+/// Which congestion window is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// Requests in flight towards the peer's lane: bounded by the peer's receive buffer.
+    Requests,
+    /// READ response bytes asked for: bounded by our own receive buffer.
+    Responses,
+}
+
+/// What became of window bytes that come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowSignal {
+    /// Acknowledged in order.
+    Acked,
+    /// A sequence NAK or response gap: packets were lost.
+    Lost,
+    /// A retransmission timer ran out.
+    TimedOut,
+    /// Given back without news (flush, reset).
+    Released,
+}
+
+/// Memory behind keys. `pd` is the QP's protection domain. Every call checks afresh: a key may be gone by the next packet.
+pub trait Memory {
+    /// Resolves a local element for reading (`write` false) or writing. Zero-length elements are always good.
+    fn resolve_local(&mut self, pd: u32, sge: &Sge, write: bool) -> Result<Span, MemoryError>;
+    /// Resolves a remote range. `access` is one of the REMOTE rights. A zero length is good with any key.
+    fn resolve_remote(&mut self, pd: u32, rkey: u32, va: u64, len: u32, access: Access) -> Result<Span, MemoryError>;
+    /// Stores `data` at a resolved span (its start); ascending visibility, `last` marks the end of the message.
+    fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError>;
+    /// Runs an atomic at a resolved span of 8 bytes and gives the old value. Misalignment was checked by the transport.
+    fn atomic(&mut self, span: Span, op: AtomicOp) -> Result<u64, MemoryError>;
+    /// Invalidates a memory window's rkey (SEND with invalidate, local invalidate). Ordinary MRs refuse.
+    fn invalidate(&mut self, pd: u32, rkey: u32, qpn: u32) -> Result<(), MemoryError>;
+}
+
+/// The host of one queue pair, lent for the duration of one call.
+pub trait Host: Memory {
+    /// Takes the next receive request from the QP's receive queue or SRQ.
+    fn pop_recv(&mut self) -> Option<RecvWr>;
+    /// Completes a send request (signalled or in error).
+    fn complete_send(&mut self, completion: Completion);
+    /// Frees `count` slots of the send queue: called once per request, when it is complete, signalled or not.
+    fn release_send(&mut self, count: u32);
+    /// Completes a receive request.
+    fn complete_recv(&mut self, completion: Completion);
+    /// Raises an asynchronous event.
+    fn event(&mut self, event: QpEvent);
+    /// Counts a dropped packet.
+    fn drop_packet(&mut self, reason: Drop);
+    /// Counts something.
+    fn count(&mut self, what: Count, n: u32);
+    /// Bytes that may still be put in flight. A QP that finds too few stops; the host polls it again when some came back.
+    fn window(&mut self, window: Window) -> u32;
+    /// Puts bytes in flight.
+    fn window_take(&mut self, window: Window, bytes: u32);
+    /// Gives bytes back.
+    fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal);
+}
+
+/// Where a train's payload comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Checked memory that the program may not change before completion: may be gathered without a copy.
+    Gather(SmallVec<[Span; 2]>),
+    /// Checked memory that may change at any moment (READ responses): is copied and summed in one pass.
+    Copy(Span),
+    /// Bytes copied when posted (inline), by range of the shared buffer.
+    Inline(Arc<[u8]>, u32),
+}
+
+/// A run of consecutive packets of one message. Packet 0 has `head`; packets between have the BTH of `head` with `body` as
+/// opcode and no further headers; the last of several has `tail`. PSNs count up from `head.bth.psn`; PadCnt and AckReq of the
+/// headers are final (`body` packets have neither).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Train {
+    /// Headers of the first packet.
+    pub head: Headers,
+    /// Opcode of the packets between first and last.
+    pub body: ferroce_wire::Opcode,
+    /// Headers of the last packet if there are several.
+    pub tail: Option<Headers>,
+    /// Number of packets, at least 1.
+    pub packets: u32,
+    /// Payload bytes of every packet but the last.
+    pub mtu: u32,
+    /// Payload bytes in all.
+    pub len: u32,
+    /// The payload.
+    pub payload: Payload,
+    /// Destination of a UD packet; `None` means the QP's connected path.
+    pub path: Option<Arc<PathAddr>>,
+    /// For the fault path: which side of the QP it came from.
+    pub from: Side,
+}
+
+/// Which of a queue pair's two machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Side {
+    Requester,
+    Responder,
+}
+
+/// A packet that passed the ICRC, for a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// Parsed headers.
+    pub headers: &'a Headers,
+    /// Payload without pad and ICRC.
+    pub payload: &'a [u8],
+    /// IP and UDP facts.
+    pub net: &'a ferroce_wire::NetHeader,
+}
