@@ -1,1 +1,99 @@
-//! Placeholder until the crate lands.
+//! Links carry the packets of trains to the lane of a peer and bring packets back. [`UdpLink`] does so over UDP sockets with GSO
+//! and GRO.
+//!
+//! A link owns what is below the BTH: sockets, IP and UDP facts, the ICRC, the cut of a train into datagrams. It knows nothing
+//! of queue pairs, PSN order or completions. `unsafe` lives only in `udp/sys.rs`, the system calls.
+//!
+//! # Order and ownership of memory
+//! [`Link::send`] reads the memory of a train at once, for the ICRC. Large pieces are not copied: the kernel reads them again
+//! in [`Link::flush`], so the spans of a train have to stay valid until `flush` returns. A caller that guards memory with a
+//! lock calls `flush` before it lets go of the lock.
+
+use std::os::fd::RawFd;
+
+use ferroce_transport::{PathAddr, Train};
+use ferroce_wire::{Headers, NetHeader};
+
+mod stats;
+pub mod udp;
+
+pub use stats::LinkStats;
+pub use udp::UdpLink;
+
+/// UDP destination port of RoCEv2 (IBA annex A17).
+pub const ROCE_PORT: u16 = 4791;
+
+/// Why a train (or a part of it) could not be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// Memory of the train is unmapped, truncated or protected.
+    #[error("the memory of the message is gone")]
+    Fault,
+    /// The system refused the destination: no route, forbidden, or larger than the path carries (EMSGSIZE).
+    #[error("the system does not send to this destination: {}", std::io::Error::from_raw_os_error(*.errno))]
+    Unreachable {
+        /// What the system said.
+        errno: i32,
+    },
+}
+
+/// A carrier of packets. One thread at a time uses a link; it never blocks and spawns nothing.
+pub trait Link: Send {
+    /// Queues one train from queue pair `src_qpn` along `path` (for UD the train's own path wins). Its memory is read now, for
+    /// the ICRC, and perhaps again by `flush`. An error concerns this train alone and means that nothing of it will be sent.
+    ///
+    /// A link whose queue is full flushes by itself; what fails then is kept and reported by the next `flush`. `cookie` comes
+    /// back in that report; it is not looked at.
+    fn send(&mut self, cookie: u64, src_qpn: u32, path: &PathAddr, train: &Train) -> Result<(), SendError>;
+
+    /// Hands everything queued to the system. Calls `failed` with the cookie of each train of which some packet did not go;
+    /// other packets of that train may have gone. Packets that the system had no room for are dropped, counted and not
+    /// reported: the transport recovers them.
+    fn flush(&mut self, failed: &mut dyn FnMut(u64, SendError));
+
+    /// Reads up to about `budget` datagrams and gives every packet that parses and whose ICRC is right to `sink`: network facts,
+    /// headers, payload without pad. Packets of one datagram batch come in order. Returns the number of datagrams read, good
+    /// and bad ones: 0 means that nothing is waiting.
+    fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize;
+
+    /// The descriptors that become readable when `recv` has work, for epoll.
+    fn rx_fds(&self) -> Vec<RawFd>;
+
+    /// The counters.
+    fn stats(&self) -> LinkStats;
+
+    /// Nanoseconds until the link wants to be turned (`recv` or `flush`) although nothing happened; `None` for never. Only
+    /// middlewares that hold packets back answer something else.
+    fn next_due(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn send(&mut self, cookie: u64, src_qpn: u32, path: &PathAddr, train: &Train) -> Result<(), SendError> {
+        (**self).send(cookie, src_qpn, path, train)
+    }
+    fn flush(&mut self, failed: &mut dyn FnMut(u64, SendError)) {
+        (**self).flush(failed);
+    }
+    fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
+        (**self).recv(budget, sink)
+    }
+    fn rx_fds(&self) -> Vec<RawFd> {
+        (**self).rx_fds()
+    }
+    fn stats(&self) -> LinkStats {
+        (**self).stats()
+    }
+    fn next_due(&self) -> Option<u64> {
+        (**self).next_due()
+    }
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Direction {
+    Tx,
+    Rx,
+}

@@ -1,0 +1,86 @@
+//! Counters of a link.
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a link did and what it dropped, and why. Counters only grow.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct LinkStats {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl LinkStats {
+            /// Every counter with its name, in a fixed order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+
+            /// Adds another link's counters to these.
+            pub fn merge(&mut self, other: &LinkStats) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+stats! {
+    /// Packets given to the system.
+    tx_packets,
+    /// UDP payload bytes given to the system, BTH to ICRC.
+    tx_bytes,
+    /// Datagrams handed over: a GSO batch counts once.
+    tx_datagrams,
+    /// Datagrams of more than one packet among them.
+    tx_gso_batches,
+    /// `sendmmsg` calls.
+    tx_calls,
+    /// Trains queued.
+    tx_trains,
+    /// Packets dropped because a socket or device queue stayed full (EAGAIN, ENOBUFS).
+    tx_drop_full,
+    /// Packets not sent because the destination was refused.
+    tx_unreachable,
+    /// Packets not sent because their memory was gone.
+    tx_fault,
+    /// Times the queue was full and was flushed inside `send`.
+    tx_auto_flush,
+    /// Times a socket lost GSO because the system refused a batch.
+    tx_gso_refused,
+    /// Sockets closed to make room for others.
+    tx_sockets_evicted,
+    /// Packets received, good and bad ones.
+    rx_packets,
+    /// UDP payload bytes received.
+    rx_bytes,
+    /// Datagrams received: a GRO batch counts once.
+    rx_datagrams,
+    /// Datagrams of more than one packet among them.
+    rx_gro_batches,
+    /// `recvmmsg` calls.
+    rx_calls,
+    /// Packets whose ICRC held with a known IPv4 Identification, or over IPv6.
+    rx_icrc_known,
+    /// Packets whose ICRC held for an Identification that had to be solved for.
+    rx_icrc_solved,
+    /// Packets dropped: the ICRC is wrong.
+    rx_icrc_errors,
+    /// Packets dropped: too short for their headers.
+    rx_too_short,
+    /// Packets dropped: an opcode that is not known.
+    rx_unknown_opcode,
+    /// Packets dropped: other header faults (transport version, pad count, alignment).
+    rx_bad_header,
+    /// Datagrams dropped: longer than a receive buffer, or without the facts that the ICRC needs.
+    rx_bad_datagram,
+    /// Errors of `recvmmsg` other than "nothing there".
+    rx_errors,
+    /// Packets that a fault middleware lost on purpose.
+    fault_lost,
+    /// Packets that a fault middleware doubled.
+    fault_duplicated,
+    /// Packets that a fault middleware put behind later ones.
+    fault_reordered,
+    /// Packets that a fault middleware delayed.
+    fault_delayed,
+    /// Packets that a fault middleware corrupted.
+    fault_corrupted,
+}
