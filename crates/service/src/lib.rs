@@ -1,1 +1,25 @@
-//! Placeholder until the crate lands.
+//! The service that arbitrates between the processes of one network namespace, and its client.
+//!
+//! The service owns UDP port 4791. It leases *lanes*: a receive socket of the port's group, and
+//! the QP numbers whose upper 10 bits name the lane. A BPF program in the kernel steers packets
+//! to lanes, so that the service is not on the data path. See [`client::Client`] and [`server`].
+
+pub mod client;
+pub mod devices;
+mod error;
+pub mod protocol;
+pub mod server;
+
+pub use error::ServiceError;
+
+/// The UDP port of RoCEv2 (IANA).
+pub const ROCE_PORT: u16 = 4791;
+
+/// Abstract Unix socket name at which the service of a network namespace listens.
+pub const DEFAULT_NAME: &str = "ferroce-service-1";
+
+/// Bits of a QP number below the lane number.
+pub const LANE_SHIFT: u32 = 14;
+
+/// Largest lane number; 0 is the service's own.
+pub const LANE_MAX: u16 = 1023;
