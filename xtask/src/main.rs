@@ -1,6 +1,9 @@
 //! Build, test and release tasks: `cargo xtask --help`.
 
 mod checks;
+mod ci;
+mod dist;
+mod process;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,11 +22,25 @@ struct Args {
 enum Task {
     /// Static checks only: layers, unsafe and its proofs, skipped tests, file length, documents.
     Check,
+    /// Everything a change must pass: formatting, checks, clippy, documentation, release build, tests.
+    Ci,
+    /// Build a release and lay it out in target/ferroce/ (bin/ and lib/).
+    Build,
+    /// Build, then put bin/ and lib/ below a folder of your choice.
+    Install {
+        /// Folder that gets bin/ and lib/, for instance ~/.local
+        #[arg(long)]
+        prefix: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
+    let root = workspace_root();
     let result = match Args::parse().task {
-        Task::Check => checks::run(&workspace_root()),
+        Task::Check => checks::run(&root),
+        Task::Ci => ci::ci(&root),
+        Task::Build => dist::build(&root).map(|_| ()),
+        Task::Install { prefix } => dist::install(&root, &prefix),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
