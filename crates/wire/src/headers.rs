@@ -1,6 +1,15 @@
-//! Headers of one packet: BTH and whatever its opcode adds. (Skeleton: helper "wire" completes parse and emit.)
+//! Headers of one packet: BTH and whatever its opcode adds.
 
-use crate::{Opcode, Psn};
+use crate::{Ext, Opcode, Psn};
+
+/// Bytes of a BTH.
+pub const BTH_LEN: usize = 12;
+
+/// Bytes of the longest headers that an opcode asks for: BTH, XRCETH, AtomicETH.
+pub const MAX_HEADER_LEN: usize = BTH_LEN + 4 + 28;
+
+/// Reserved bytes that follow the BTH of a CNP (IBA annex A17.9.3); they pass as its payload.
+pub const CNP_RESERVED_LEN: usize = 16;
 
 /// Base transport header (IBA 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +116,10 @@ impl Syndrome {
     pub const fn rnr_code(self) -> Option<u8> {
         if self.0 >> 5 == 1 { Some(self.0 & 0x1f) } else { None }
     }
+    /// The credit count code of a positive acknowledge; 31 means that no credits are given.
+    pub const fn credits(self) -> Option<u8> {
+        if self.is_ack() { Some(self.0 & 0x1f) } else { None }
+    }
     /// A NAK other than RNR.
     pub const fn is_nak(self) -> bool {
         self.0 >> 5 == 3
@@ -124,9 +137,27 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
-/// FLUSH extended transport header: placement type and selectivity level.
+/// FLUSH extended transport header (IBA annex A19): placement type in bits 0 to 3, selectivity level in bits 4 and 5. Open: the
+/// reserved bits survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feth(pub u32);
+
+impl Feth {
+    /// Placement type bit: global visibility.
+    pub const GLOBAL: u32 = 1;
+    /// Placement type bit: persistence.
+    pub const PERSISTENT: u32 = 2;
+
+    /// Placement type: [`Feth::GLOBAL`], [`Feth::PERSISTENT`] or both.
+    pub const fn placement(self) -> u32 {
+        self.0 & 0xf
+    }
+
+    /// Selectivity level: 0 the range of the RETH, 1 the whole region.
+    pub const fn selectivity(self) -> u32 {
+        self.0 >> 4 & 3
+    }
+}
 
 /// All headers of one packet. Which optional ones are there is decided by the opcode alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +173,8 @@ pub struct Headers {
     pub atomic_ack: Option<u64>,
     pub imm: Option<u32>,
     pub ieth: Option<u32>,
+    /// The reserved first byte of the XRCETH, or the fifth of the DETH; 0 in what we send. No packet has both.
+    pub resv8: u8,
 }
 
 impl Headers {
@@ -158,6 +191,34 @@ impl Headers {
             atomic_ack: None,
             imm: None,
             ieth: None,
+            resv8: 0,
         }
+    }
+
+    /// The headers of a congestion notification to the queue pair that sends too much. [`CNP_RESERVED_LEN`] zero bytes follow.
+    pub const fn cnp(dest_qp: u32) -> Headers {
+        let mut bth = Bth::new(Opcode::CNP, dest_qp, Psn::new(0));
+        bth.becn = true;
+        Headers::new(bth)
+    }
+
+    /// The extended headers that are there.
+    pub fn ext(&self) -> Ext {
+        let mut ext = Ext::empty();
+        ext.set(Ext::XRCETH, self.xrc_srqn.is_some());
+        ext.set(Ext::DETH, self.deth.is_some());
+        ext.set(Ext::FETH, self.feth.is_some());
+        ext.set(Ext::RETH, self.reth.is_some());
+        ext.set(Ext::ATOMIC_ETH, self.atomic.is_some());
+        ext.set(Ext::AETH, self.aeth.is_some());
+        ext.set(Ext::ATOMIC_ACK_ETH, self.atomic_ack.is_some());
+        ext.set(Ext::IMM_DT, self.imm.is_some());
+        ext.set(Ext::IETH, self.ieth.is_some());
+        ext
+    }
+
+    /// The extended headers are those that the opcode asks for. True of all that was parsed; what we send must be so too.
+    pub fn matches_opcode(&self) -> bool {
+        self.ext() == self.bth.opcode.layout().map_or(Ext::empty(), |layout| layout.ext)
     }
 }

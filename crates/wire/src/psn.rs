@@ -40,3 +40,10 @@ impl fmt::Debug for Psn {
         write!(f, "{:#08x}", self.0)
     }
 }
+
+/// Six hexadecimal digits.
+impl fmt::Display for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
