@@ -1,1 +1,27 @@
-//! Placeholder until the crate lands.
+//! The objects of verbs that have no wire of their own: memory keys, completion queues and channels, receive queues, asynchronous
+//! events, limits; and the one door to the program's memory.
+//!
+//! What Linux spreads over `ib_core` and a card's microcode sits here as plain data structures, shared between the program's
+//! threads and the engine's lanes. Nothing here knows packets, sockets or clocks. `unsafe` is confined to [`mem`].
+
+pub mod channel;
+pub mod cq;
+pub mod error;
+pub mod event;
+pub mod keys;
+pub mod limits;
+pub mod mem;
+pub mod recv_queue;
+pub mod srq;
+
+mod event_fd;
+
+pub use channel::CompChannel;
+pub use cq::Cq;
+pub use error::CoreError;
+pub use event::{AsyncEvent, AsyncQueue, EventSource, PortEvent, SrqEvent};
+pub use keys::{KeyTable, MrKey};
+pub use limits::DeviceAttr;
+pub use mem::RawRegion;
+pub use recv_queue::RecvQueue;
+pub use srq::Srq;

@@ -1,0 +1,264 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use ferroce_transport::{Completion, WcStatus};
+use parking_lot::Mutex;
+
+use crate::channel::CompChannel;
+use crate::error::CoreError;
+use crate::event::{AsyncEvent, AsyncQueue};
+use crate::limits;
+
+/// A completion queue. Any lane pushes, any thread polls.
+#[derive(Debug)]
+pub struct Cq {
+    ring: Mutex<Ring>,
+    /// Copy of the ring's length, to be read without the lock.
+    len: AtomicU32,
+    /// Completions that found no room.
+    lost: AtomicU64,
+    channel: Option<Arc<CompChannel>>,
+    events: Arc<AsyncQueue>,
+    cookie: u64,
+}
+
+#[derive(Debug)]
+struct Ring {
+    entries: VecDeque<Completion>,
+    capacity: u32,
+    armed: Armed,
+    moderation: Moderation,
+    /// Completions since the arming that wait for the moderation's count or period.
+    held: u32,
+    /// When the held ones are told in any case; known from the first [`Cq::on_timer`] after the first of them.
+    deadline: Option<u64>,
+    /// It overran: nothing is taken any more.
+    bad: bool,
+}
+
+/// What the program waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// `ibv_modify_cq`: an event comes only after `count` completions or `period_us` microseconds after the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moderation {
+    /// Completions; 0 and 1 mean every one.
+    pub count: u16,
+    /// Microseconds; 0 means that only the count decides.
+    pub period_us: u16,
+}
+
+/// Entries that a new queue has room for before it allocates again.
+const FIRST_ALLOCATION: u32 = 256;
+
+impl Cq {
+    /// A queue for `capacity` completions. Completion events go to `channel`, an overrun to `events`, both under `cookie`.
+    ///
+    /// # Errors
+    /// EINVAL: a capacity of 0 or above the device's limit.
+    pub fn new(
+        capacity: u32,
+        channel: Option<Arc<CompChannel>>,
+        events: Arc<AsyncQueue>,
+        cookie: u64,
+    ) -> Result<Cq, CoreError> {
+        check_capacity(capacity)?;
+        let ring = Ring {
+            entries: VecDeque::with_capacity(capacity.min(FIRST_ALLOCATION) as usize),
+            capacity,
+            armed: Armed::No,
+            moderation: Moderation::default(),
+            held: 0,
+            deadline: None,
+            bad: false,
+        };
+        Ok(Cq { ring: Mutex::new(ring), len: AtomicU32::new(0), lost: AtomicU64::new(0), channel, events, cookie })
+    }
+
+    /// Adds a completion and raises the event that was asked for. In a full queue it is lost: the queue is bad from then on, which
+    /// `IBV_EVENT_CQ_ERR` tells once.
+    pub fn push(&self, completion: Completion) {
+        let mut ring = self.ring.lock();
+        if ring.bad || ring.entries.len() >= ring.capacity as usize {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            if !ring.bad {
+                ring.bad = true;
+                log::error!("completion queue of {} entries overran: poll more often or make it larger", ring.capacity);
+                self.events.push(AsyncEvent::Cq { cookie: self.cookie });
+            }
+            return;
+        }
+        ring.entries.push_back(completion);
+        self.len.store(ring.entries.len() as u32, Ordering::Release);
+        if ring.armed != Armed::No && ring.is_told(&completion) {
+            self.tell(&mut ring);
+        }
+    }
+
+    /// Takes the oldest completions, as many as there are and fit. Gives their number.
+    pub fn poll(&self, completions: &mut [Completion]) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut ring = self.ring.lock();
+        let count = completions.len().min(ring.entries.len());
+        for (to, from) in completions.iter_mut().zip(ring.entries.drain(..count)) {
+            *to = from;
+        }
+        self.len.store(ring.entries.len() as u32, Ordering::Release);
+        count
+    }
+
+    /// Takes the oldest completion.
+    pub fn poll_one(&self) -> Option<Completion> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut ring = self.ring.lock();
+        let completion = ring.entries.pop_front();
+        self.len.store(ring.entries.len() as u32, Ordering::Release);
+        completion
+    }
+
+    /// Completions that wait. Takes no lock.
+    pub fn len(&self) -> u32 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// No completion waits. Takes no lock.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Completions that fit.
+    pub fn capacity(&self) -> u32 {
+        self.ring.lock().capacity
+    }
+
+    /// Where its completion events go.
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// Named in its events.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// It overran and takes no completions any more.
+    pub fn is_bad(&self) -> bool {
+        self.ring.lock().bad
+    }
+
+    /// Completions that were lost because it was full or bad.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// `ibv_req_notify_cq`: one event for the next completion that is added, or the next solicited one (errors count as
+    /// solicited). Completions that wait already raise none. Asking for any outranks asking for solicited.
+    pub fn arm(&self, solicited_only: bool) {
+        let mut ring = self.ring.lock();
+        ring.armed = match (ring.armed, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            (Armed::No | Armed::Solicited, true) => Armed::Solicited,
+        };
+    }
+
+    /// Changes the capacity.
+    ///
+    /// # Errors
+    /// EINVAL: 0, above the device's limit, or fewer than wait now.
+    pub fn resize(&self, capacity: u32) -> Result<(), CoreError> {
+        check_capacity(capacity)?;
+        let mut ring = self.ring.lock();
+        if (capacity as usize) < ring.entries.len() {
+            return Err(CoreError::new(
+                libc::EINVAL,
+                format!("cqe {capacity} is below the {} completions that wait", ring.entries.len()),
+            ));
+        }
+        ring.capacity = capacity;
+        Ok(())
+    }
+
+    /// Changes the moderation. What was held back under the old one is told when it would be under the new one.
+    pub fn set_moderation(&self, moderation: Moderation) {
+        let mut ring = self.ring.lock();
+        ring.moderation = moderation;
+        ring.deadline = None;
+        if ring.held >= u32::from(moderation.count.max(1)) {
+            self.tell(&mut ring);
+        }
+    }
+
+    /// When [`Cq::on_timer`] wants to be called, in monotonic nanoseconds; 0 is at once. `None` unless completions are held back by a moderation period.
+    pub fn next_timeout(&self) -> Option<u64> {
+        let ring = self.ring.lock();
+        (ring.held > 0 && ring.moderation.period_us > 0).then_some(ring.deadline.unwrap_or(0))
+    }
+
+    /// Runs the moderation period; `now` in monotonic nanoseconds.
+    pub fn on_timer(&self, now: u64) {
+        let mut ring = self.ring.lock();
+        if ring.held == 0 || ring.moderation.period_us == 0 {
+            return;
+        }
+        let period = u64::from(ring.moderation.period_us) * 1_000;
+        let deadline = *ring.deadline.get_or_insert(now.saturating_add(period));
+        if now >= deadline {
+            self.tell(&mut ring);
+        }
+    }
+
+    /// Removes the completions of a queue pair that goes to RESET or is destroyed. Gives their number.
+    pub fn purge(&self, qpn: u32) -> usize {
+        let mut ring = self.ring.lock();
+        let before = ring.entries.len();
+        ring.entries.retain(|completion| completion.qp_num != qpn);
+        self.len.store(ring.entries.len() as u32, Ordering::Release);
+        before - ring.entries.len()
+    }
+
+    /// Completion events that the program has not read.
+    pub fn unread_events(&self) -> usize {
+        self.channel.as_ref().map_or(0, |channel| channel.unread(self.cookie))
+    }
+
+    /// Raises the completion event and disarms.
+    fn tell(&self, ring: &mut Ring) {
+        ring.armed = Armed::No;
+        ring.held = 0;
+        ring.deadline = None;
+        if let Some(channel) = &self.channel {
+            channel.push(self.cookie);
+        }
+    }
+}
+
+impl Ring {
+    /// Whether a new completion of an armed queue raises the event now.
+    fn is_told(&mut self, completion: &Completion) -> bool {
+        let failed = completion.status != WcStatus::Success;
+        if self.armed == Armed::Solicited && !completion.solicited && !failed {
+            return false;
+        }
+        self.held = self.held.saturating_add(1);
+        failed || self.held >= u32::from(self.moderation.count.max(1))
+    }
+}
+
+fn check_capacity(capacity: u32) -> Result<(), CoreError> {
+    if capacity == 0 || capacity > limits::MAX_CQE {
+        return Err(CoreError::new(libc::EINVAL, format!("cqe {capacity} is not in 1..={}", limits::MAX_CQE)));
+    }
+    Ok(())
+}

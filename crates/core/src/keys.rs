@@ -1,0 +1,267 @@
+//! Memory keys: which memory a number on the wire, or in a scatter/gather element, stands for.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use ferroce_transport::{Access, MemoryError, Span};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::error::CoreError;
+use crate::limits;
+use crate::mem::{self, RawRegion};
+
+/// The low bits of a key are a random tag, the rest is the index of a slot.
+const TAG_BITS: u32 = 12;
+/// Slots of one allocation.
+const CHUNK: usize = 1_024;
+const CHUNKS: usize = limits::MAX_MR as usize / CHUNK;
+const _: () = assert!(limits::MAX_MR <= 1 << (32 - TAG_BITS), "every slot must have a key");
+
+/// The keys of a memory region. The same number serves both ends; which rights it carries is checked at each use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MrKey {
+    /// For scatter/gather elements of this process.
+    pub lkey: u32,
+    /// For peers.
+    pub rkey: u32,
+}
+
+/// What a key stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum EntryKind {
+    /// A memory region.
+    Region = 1,
+}
+
+/// A live entry of the table, for introspection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it is.
+    pub kind: EntryKind,
+    /// Protection domain.
+    pub pd: u32,
+    /// Address in the process.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The address that peers and scatter/gather elements use for the first byte.
+    pub iova: u64,
+    /// Rights.
+    pub access: Access,
+}
+
+/// The keys of a process, shared by its threads and lanes.
+///
+/// A look-up takes no lock and writes nothing. The table only grows, in chunks; each slot is a sequence lock made of atomics: its
+/// `stamp` holds the key it is valid for and a generation, and is changed before and after the other fields are.
+#[derive(Debug)]
+pub struct KeyTable {
+    chunks: Box<[OnceLock<Box<[Slot]>>]>,
+    writer: Mutex<Writer>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// Generation in the upper half, the key in the lower; a key of 0 is none.
+    stamp: AtomicU64,
+    pd: AtomicU32,
+    access: AtomicU32,
+    addr: AtomicU64,
+    len: AtomicU64,
+    iova: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Writer {
+    /// Slots to use next; freed ones join at the end, so that a slot rests as long as possible.
+    free: VecDeque<u32>,
+    chunks: usize,
+    live: u32,
+    random: StdRng,
+}
+
+impl KeyTable {
+    /// An empty table whose tags follow from `seed`.
+    pub fn new(seed: u64) -> KeyTable {
+        KeyTable {
+            chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
+            writer: Mutex::new(Writer {
+                free: VecDeque::new(),
+                chunks: 0,
+                live: 0,
+                random: StdRng::seed_from_u64(seed),
+            }),
+        }
+    }
+
+    /// Registers memory: `ibv_reg_mr` and `ibv_reg_mr_iova`. `iova` is what peers call the first byte; with `ZERO_BASED` it is 0.
+    ///
+    /// # Errors
+    /// EINVAL: no length, addresses that wrap, unknown access flags, or remote writes or atomics without local write.
+    /// EOPNOTSUPP: flags of operations that this card does not have. EFAULT: not all of it is mapped. ENOMEM: no slot is left.
+    pub fn register(&self, pd: u32, region: RawRegion, iova: u64, access: Access) -> Result<MrKey, CoreError> {
+        let access = check_access(access)?;
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        check_range(region, iova)?;
+        let mut writer = self.writer.lock();
+        let index = self.take_slot(&mut writer)?;
+        let slot = self.slot(index).expect("a free slot lies in a chunk");
+        let before = slot.stamp.load(Ordering::Relaxed);
+        let key = fresh_key(&mut writer.random, index, before as u32);
+        // No look-up succeeds here: the stamp has no key. Generation first, then fields, then the key.
+        let generation = (before >> 32) + 1;
+        slot.pd.store(pd, Ordering::Relaxed);
+        slot.access.store(access.bits(), Ordering::Relaxed);
+        slot.addr.store(region.addr() as u64, Ordering::Relaxed);
+        slot.len.store(region.len() as u64, Ordering::Relaxed);
+        slot.iova.store(iova, Ordering::Relaxed);
+        slot.stamp.store(generation << 32 | u64::from(key), Ordering::Release);
+        writer.live += 1;
+        Ok(MrKey { lkey: key, rkey: key })
+    }
+
+    /// Makes every later look-up of a region fail. Who looked it up before may still use its memory: the caller waits for the
+    /// lanes before the program gets its memory back.
+    ///
+    /// # Errors
+    /// EINVAL: no region has this key.
+    pub fn begin_deregister(&self, lkey: u32) -> Result<(), CoreError> {
+        let mut writer = self.writer.lock();
+        let index = lkey >> TAG_BITS;
+        let slot = self.slot(index).filter(|slot| slot.stamp.load(Ordering::Relaxed) as u32 == lkey && lkey != 0);
+        let Some(slot) = slot else {
+            return Err(CoreError::new(libc::EINVAL, format!("no memory region has the key {lkey:#010x}")));
+        };
+        let generation = (slot.stamp.load(Ordering::Relaxed) >> 32) + 1;
+        slot.stamp.store(generation << 32, Ordering::Relaxed);
+        // The fields may be overwritten from here on: not before the stamp is.
+        fence(Ordering::Release);
+        writer.free.push_back(index);
+        writer.live -= 1;
+        Ok(())
+    }
+
+    /// Resolves `len` bytes at `va` (in the region's terms) for use with `need`: empty for local reads, `LOCAL_WRITE` for local
+    /// writes, one of the `REMOTE_*` for peers. A length of 0 is good with any key.
+    ///
+    /// # Errors
+    /// In this order: no such key, another protection domain, outside the region, right not granted.
+    #[inline]
+    pub fn resolve(&self, pd: u32, key: u32, va: u64, len: u32, need: Access) -> Result<Span, MemoryError> {
+        if len == 0 {
+            return Ok(Span { addr: va, len: 0 });
+        }
+        let entry = self.entry(key).ok_or(MemoryError::BadKey)?;
+        if entry.pd != pd {
+            return Err(MemoryError::WrongPd);
+        }
+        let offset = va.checked_sub(entry.iova).ok_or(MemoryError::Bounds)?;
+        if offset > entry.len || u64::from(len) > entry.len - offset {
+            return Err(MemoryError::Bounds);
+        }
+        if !entry.access.contains(need) {
+            return Err(MemoryError::Access);
+        }
+        Ok(Span { addr: entry.addr + offset, len })
+    }
+
+    /// What a key stands for now.
+    #[inline]
+    pub fn entry(&self, key: u32) -> Option<Entry> {
+        let slot = self.slot(key >> TAG_BITS)?;
+        let stamp = slot.stamp.load(Ordering::Acquire);
+        if stamp as u32 != key || key == 0 {
+            return None;
+        }
+        let entry = Entry {
+            kind: EntryKind::Region,
+            pd: slot.pd.load(Ordering::Relaxed),
+            addr: slot.addr.load(Ordering::Relaxed),
+            len: slot.len.load(Ordering::Relaxed),
+            iova: slot.iova.load(Ordering::Relaxed),
+            access: Access::from_bits_retain(slot.access.load(Ordering::Relaxed)),
+        };
+        fence(Ordering::Acquire);
+        // Changed meanwhile: the key was withdrawn, which is what it would have found a moment later.
+        (slot.stamp.load(Ordering::Relaxed) == stamp).then_some(entry)
+    }
+
+    /// Regions that are registered.
+    pub fn len(&self) -> u32 {
+        self.writer.lock().live
+    }
+
+    /// No region is registered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        let index = index as usize;
+        self.chunks.get(index / CHUNK)?.get()?.get(index % CHUNK)
+    }
+
+    fn take_slot(&self, writer: &mut Writer) -> Result<u32, CoreError> {
+        if writer.free.is_empty() {
+            let chunk = self.chunks.get(writer.chunks).ok_or_else(|| {
+                CoreError::new(libc::ENOMEM, format!("all {} memory regions of the process are in use", limits::MAX_MR))
+            })?;
+            chunk.get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+            let first = (writer.chunks * CHUNK) as u32;
+            writer.free.extend(first..first + CHUNK as u32);
+            writer.chunks += 1;
+        }
+        Ok(writer.free.pop_front().expect("a chunk has slots"))
+    }
+}
+
+/// A key for a slot: not 0, and not the slot's last one.
+fn fresh_key(random: &mut StdRng, index: u32, last: u32) -> u32 {
+    loop {
+        let key = index << TAG_BITS | random.random_range(0..1 << TAG_BITS);
+        if key != 0 && key != last {
+            return key;
+        }
+    }
+}
+
+fn check_access(access: Access) -> Result<Access, CoreError> {
+    let access = Access::from_bits_retain(access.bits() & !limits::OPTIONAL_ACCESS);
+    if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
+        return Err(CoreError::new(libc::EOPNOTSUPP, "access flags ask for RDMA FLUSH, which this card does not have"));
+    }
+    let unknown = access.difference(limits::MR_ACCESS);
+    if !unknown.is_empty() {
+        return Err(CoreError::new(libc::EINVAL, format!("unknown access flags {:#x}", unknown.bits())));
+    }
+    let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if writes && !access.contains(Access::LOCAL_WRITE) {
+        return Err(CoreError::new(
+            libc::EINVAL,
+            "IBV_ACCESS_REMOTE_WRITE and IBV_ACCESS_REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE as well",
+        ));
+    }
+    Ok(access)
+}
+
+fn check_range(region: RawRegion, iova: u64) -> Result<(), CoreError> {
+    let (addr, len) = (region.addr() as u64, region.len() as u64);
+    if len == 0 {
+        return Err(CoreError::new(libc::EINVAL, "a memory region cannot have length 0"));
+    }
+    if addr.checked_add(len).is_none() {
+        return Err(CoreError::new(libc::EINVAL, format!("memory {addr:#x} + {len:#x} wraps around")));
+    }
+    if iova.checked_add(len).is_none() {
+        return Err(CoreError::new(libc::EINVAL, format!("iova {iova:#x} + {len:#x} wraps around")));
+    }
+    if !mem::is_mapped(addr, len) {
+        return Err(CoreError::new(libc::EFAULT, format!("memory {addr:#x} + {len:#x} is not all mapped")));
+    }
+    Ok(())
+}
