@@ -1,2 +1,61 @@
-//! Placeholder until the crate lands.
-fn main() {}
+//! The `ferroce` command. `ferroce --help` is the manual.
+
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic on a closed pipe; see output::Out")]
+
+mod devices;
+mod layout;
+mod output;
+mod refusal;
+mod run;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// RDMA for every machine.
+///
+/// Ferroce is the RDMA stack of a Linux host in user space: programs that speak verbs run unmodified without an RDMA
+/// card, a kernel module or root. Packets are RoCEv2.
+#[derive(Parser)]
+#[command(
+    name = "ferroce",
+    version,
+    after_help = "\
+Examples:
+  ferroce run -- ibv_devinfo               a stock program on Ferroce
+  ferroce devices                          what such a program sees
+  ferroce status                           who uses Ferroce on this host
+
+Each command has its own --help with examples."
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Cmd,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    Run(run::RunArgs),
+    Devices(devices::DevicesArgs),
+    Status(status::StatusArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match &Args::parse().command {
+        Cmd::Run(args) => run::run(args),
+        Cmd::Devices(args) => devices::run(args),
+        Cmd::Status(args) => status::run(args),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if error.downcast_ref::<output::Closed>().is_some_and(output::Closed::is_broken_pipe) => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            output::complain(format_args!("{error:#}"));
+            // 126 and 127 are about the command of `ferroce run`, as in env(1).
+            ExitCode::from(125)
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `ferroce devices`: what a verbs program would see.
+
+use anyhow::Result;
+use ferroce_service::devices::{self, DeviceInfo, ListOptions};
+use serde::Serialize;
+
+use crate::output::{Out, Table};
+
+/// Show the RDMA devices: interface, state, MTU and GIDs.
+///
+/// Each network interface that is up and has an address is a device. PATH MTU is the largest path MTU that queue pairs
+/// may ask for. A program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0).
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  ferroce devices
+  ferroce devices --json | jq -r '.[0].gids[0].address'
+  FERROCE_LOOPBACK=1 ferroce devices       (list loopback beside the others)")]
+pub(crate) struct DevicesArgs {
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// One device, as `--json` shows it.
+#[derive(Debug, Serialize)]
+struct Shown {
+    device: String,
+    interface: String,
+    interface_index: u32,
+    /// `ACTIVE` or `DOWN`.
+    state: &'static str,
+    guid: String,
+    /// MTU of the interface in bytes.
+    interface_mtu: u32,
+    /// Largest path MTU in bytes.
+    path_mtu: u32,
+    gids: Vec<ShownGid>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownGid {
+    index: usize,
+    gid: String,
+    address: String,
+    /// All of Ferroce's GIDs are of this type.
+    kind: &'static str,
+}
+
+pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
+    let loopback = std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1");
+    let shown: Vec<Shown> = devices::list(ListOptions { loopback })?.iter().map(Shown::of).collect();
+    let mut out = Out::new();
+    if args.json {
+        out.json(&shown)?;
+    } else {
+        table(&shown).print(&mut out)?;
+    }
+    Ok(0)
+}
+
+impl Shown {
+    fn of(device: &DeviceInfo) -> Shown {
+        Shown {
+            device: device.name.clone(),
+            interface: device.ifname.clone(),
+            interface_index: device.ifindex,
+            state: if device.up { "ACTIVE" } else { "DOWN" },
+            guid: format!("{:016x}", device.guid),
+            interface_mtu: device.mtu,
+            path_mtu: path_mtu(device.mtu),
+            gids: device
+                .gids
+                .iter()
+                .enumerate()
+                .map(|(index, entry)| ShownGid {
+                    index,
+                    gid: std::net::Ipv6Addr::from(entry.gid).to_string(),
+                    address: entry.addr.to_string(),
+                    kind: "RoCE v2",
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The largest path MTU that leaves room for headers, as kernel rxe counts it.
+fn path_mtu(mtu: u32) -> u32 {
+    const HEADERS: u32 = 80;
+    [4096, 2048, 1024, 512].into_iter().find(|path| path + HEADERS <= mtu).unwrap_or(256)
+}
+
+fn table(devices: &[Shown]) -> Table {
+    let mut table = Table::new(&["DEVICE", "INTERFACE", "STATE", ">MTU", ">PATH MTU", "GUID", ">GID", "ADDRESS"]);
+    for device in devices {
+        for (i, gid) in device.gids.iter().enumerate() {
+            let index = gid.index.to_string();
+            if i == 0 {
+                let (mtu, path_mtu) = (device.interface_mtu.to_string(), device.path_mtu.to_string());
+                table.row([
+                    &device.device,
+                    &device.interface,
+                    device.state,
+                    &mtu,
+                    &path_mtu,
+                    &device.guid,
+                    &index,
+                    &gid.address,
+                ]);
+            } else {
+                table.row(["", "", "", "", "", "", &index, &gid.address]);
+            }
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_service::devices::GidEntry;
+
+    use super::*;
+
+    fn device() -> DeviceInfo {
+        let gid = |text: &str| GidEntry {
+            gid: text.parse::<std::net::Ipv6Addr>().expect("an address").octets(),
+            addr: text.parse::<std::net::Ipv6Addr>().expect("an address").to_canonical(),
+        };
+        DeviceInfo {
+            name: "ferroce0".into(),
+            ifname: "eth0".into(),
+            ifindex: 2,
+            guid: 0x0200_00ff_fe00_0001,
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+            up: true,
+            loopback: false,
+            gids: vec![gid("::ffff:192.0.2.7"), gid("fe80::1")],
+        }
+    }
+
+    #[test]
+    fn a_person_sees_one_line_for_each_gid() {
+        assert_eq!(
+            table(&[Shown::of(&device())]).lines(),
+            [
+                "DEVICE    INTERFACE  STATE    MTU  PATH MTU  GUID              GID  ADDRESS",
+                "ferroce0  eth0       ACTIVE  1500      1024  020000fffe000001    0  192.0.2.7",
+                "                                                                 1  fe80::1",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_program_sees_numbers_as_numbers() {
+        let json = serde_json::to_value(Shown::of(&device())).expect("can be JSON");
+        assert_eq!(json["path_mtu"], 1024);
+        assert_eq!(json["gids"][0]["gid"], "::ffff:192.0.2.7");
+        assert_eq!(json["gids"][1]["index"], 1);
+        assert_eq!(json["state"], "ACTIVE");
+    }
+}

@@ -1,0 +1,117 @@
+//! Writing to people and to other programs.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Standard output. A reader that went away (`ferroce devices | head -1`) ends the command quietly and well.
+pub(crate) struct Out {
+    inner: io::StdoutLock<'static>,
+}
+
+impl Out {
+    /// Locks stdout.
+    pub(crate) fn new() -> Out {
+        Out { inner: io::stdout().lock() }
+    }
+
+    /// Writes one line.
+    pub(crate) fn line(&mut self, text: impl fmt::Display) -> Result<(), Closed> {
+        writeln!(self.inner, "{text}").and_then(|()| self.inner.flush()).map_err(Closed)
+    }
+
+    /// Writes a value as JSON, for programs.
+    pub(crate) fn json<T: serde::Serialize>(&mut self, value: &T) -> Result<(), anyhow::Error> {
+        let text = serde_json::to_string_pretty(value)?;
+        Ok(self.line(text)?)
+    }
+}
+
+/// Stdout cannot be written any more.
+#[derive(Debug)]
+pub(crate) struct Closed(io::Error);
+
+impl Closed {
+    /// True if the reader closed its end, which is its good right.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
+    }
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot write to standard output: {}", self.0)
+    }
+}
+
+impl std::error::Error for Closed {}
+
+/// A line on stderr that starts with our name.
+pub(crate) fn complain(text: impl fmt::Display) {
+    // Nobody to tell if stderr is closed.
+    let _ = writeln!(io::stderr().lock(), "ferroce: {text}");
+}
+
+/// Rows of text in aligned columns, two spaces apart.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<bool>,
+}
+
+impl Table {
+    /// A table with these headings. One that starts with `>` names a column aligned to the right.
+    pub(crate) fn new(headings: &[&str]) -> Table {
+        let right = headings.iter().map(|h| h.starts_with('>')).collect();
+        let first = headings.iter().map(|h| h.trim_start_matches('>').to_string()).collect();
+        Table { rows: vec![first], right }
+    }
+
+    /// Adds a row; it has as many cells as there are headings.
+    pub(crate) fn row<I, T>(&mut self, cells: I)
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<String>,
+    {
+        let row: Vec<String> = cells.into_iter().map(Into::into).collect();
+        assert_eq!(row.len(), self.right.len(), "a row of the table has the wrong number of cells");
+        self.rows.push(row);
+    }
+
+    /// The lines, headings first, without blanks at their ends.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let widths: Vec<usize> = (0..self.right.len())
+            .map(|column| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+            .collect();
+        let line = |row: &Vec<String>| {
+            let cells: Vec<String> = row
+                .iter()
+                .zip(&widths)
+                .zip(&self.right)
+                .map(
+                    |((cell, &width), &right)| {
+                        if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+                    },
+                )
+                .collect();
+            cells.join("  ").trim_end().to_string()
+        };
+        self.rows.iter().map(line).collect()
+    }
+
+    /// Writes all lines.
+    pub(crate) fn print(&self, out: &mut Out) -> Result<(), Closed> {
+        self.lines().iter().try_for_each(|line| out.line(line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut table = Table::new(&["NAME", ">BYTES", "NOTE"]);
+        table.row(["a", "1", ""]);
+        table.row(["long", "1048576", "x"]);
+        assert_eq!(table.lines(), ["NAME    BYTES  NOTE", "a           1", "long  1048576  x"]);
+    }
+}

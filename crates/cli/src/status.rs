@@ -1,0 +1,117 @@
+//! `ferroce status`: what the service holds, and for whom.
+
+use anyhow::Result;
+use ferroce_service::client::{Client, StartOptions};
+use ferroce_service::protocol::Status;
+
+use crate::output::{Out, Table};
+
+/// Show what the service holds: programs and their lanes.
+///
+/// The service starts with the first program that opens a device, and ends by itself when nobody uses it. A lane is a
+/// receive socket and a prefix of queue pair numbers.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  ferroce status
+  ferroce status --json | jq '.clients | length'      (null: no service runs)")]
+pub(crate) struct StatusArgs {
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
+    let status = present()?;
+    let mut out = Out::new();
+    match status {
+        _ if args.json => out.json(&status)?,
+        None => out.line("No service runs in this network namespace; it starts with the first program.")?,
+        Some(status) => {
+            for line in lines(&status) {
+                out.line(line)?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// Asks the service; `None` if none runs.
+fn present() -> Result<Option<Status>> {
+    let options = StartOptions { program: "ferroce status".into(), ..StartOptions::default() };
+    match Client::connect(&options) {
+        Ok(client) => Ok(Some(client.status()?)),
+        Err(error)
+            if std::io::Error::from_raw_os_error(error.errno()).kind() == std::io::ErrorKind::ConnectionRefused =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn lines(status: &Status) -> Vec<String> {
+    let mut lines = vec![format!(
+        "service: pid {}, uid {}, up {} s, {} sockets, {} lingering",
+        status.pid, status.uid, status.uptime_s, status.sockets, status.lingering
+    )];
+    let counters = status.counters;
+    lines.push(format!(
+        "packets: {} strays, {} handed in, {} forwarded; dropped: {} short, {} without a lane, {} full, {} in a loop",
+        counters.strays,
+        counters.relay_in,
+        counters.relay_out,
+        counters.drop_short,
+        counters.drop_no_lane,
+        counters.drop_full,
+        counters.drop_loop
+    ));
+    let mut table = Table::new(&[">PID", ">UID", ">AGE s", "LANES", "PROGRAM"]);
+    for client in &status.clients {
+        let lanes: Vec<String> = client.lanes.iter().map(u16::to_string).collect();
+        table.row([
+            client.pid.to_string(),
+            client.uid.to_string(),
+            client.age_s.to_string(),
+            lanes.join(","),
+            client.program.clone(),
+        ]);
+    }
+    lines.extend(table.lines());
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_service::protocol::{ClientStatus, Counters};
+
+    use super::*;
+
+    #[test]
+    fn clients_are_listed_with_their_lanes() {
+        let status = Status {
+            pid: 10,
+            uid: 1000,
+            uptime_s: 5,
+            clients: vec![ClientStatus {
+                pid: 11,
+                uid: 1000,
+                program: "ib_write_bw".into(),
+                age_s: 3,
+                lanes: vec![1, 2],
+            }],
+            sockets: 4,
+            lingering: 0,
+            counters: Counters { strays: 2, ..Counters::default() },
+        };
+        assert_eq!(
+            lines(&status),
+            [
+                "service: pid 10, uid 1000, up 5 s, 4 sockets, 0 lingering",
+                "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop",
+                "PID   UID  AGE s  LANES  PROGRAM",
+                " 11  1000      3  1,2    ib_write_bw",
+            ]
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! `ferroce run` with shell commands, on a library that does nothing.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// A folder with an empty `libibverbs.so.1`, which the loader accepts without a word.
+fn empty_library() -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let library = dir.path().join("libibverbs.so.1");
+    let status = Command::new("cc").args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(&library).status();
+    assert!(status.expect("a C compiler is installed").success(), "the C compiler makes an empty library");
+    dir
+}
+
+fn ferroce(lib: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));
+    command.env("FERROCE_LIB", lib).env_remove("LD_PRELOAD").env_remove("LD_LIBRARY_PATH");
+    command
+}
+
+fn run(script: &str) -> Output {
+    let lib = empty_library();
+    ferroce(lib.path()).args(["run", "--", "sh", "-c", script]).output().expect("ferroce can be run")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_command_gets_the_library_and_its_output_is_untouched() {
+    let lib = empty_library();
+    let output = ferroce(lib.path())
+        .args(["run", "--", "sh", "-c", "echo \"$LD_PRELOAD $LD_LIBRARY_PATH\"; cat /proc/self/maps"])
+        .output()
+        .expect("ferroce can be run");
+    let dir = lib.path().canonicalize().expect("exists");
+    let stdout = text(&output.stdout);
+    let (first, maps) = stdout.split_once('\n').expect("several lines");
+    assert_eq!(first, format!("{0}/libibverbs.so.1 {0}", dir.display()));
+    assert!(maps.contains("libibverbs.so.1"), "a grandchild has the library mapped");
+    assert_eq!(text(&output.stderr), "");
+    assert!(output.status.success());
+}
+
+#[test]
+fn options_of_the_command_are_its_own() {
+    let lib = empty_library();
+    let output = ferroce(lib.path()).args(["run", "echo", "--help", "-x"]).output().expect("ferroce can be run");
+    assert_eq!(text(&output.stdout), "--help -x\n");
+}
+
+#[test]
+fn the_exit_code_is_the_command_s() {
+    assert_eq!(run("exit 0").status.code(), Some(0));
+    assert_eq!(run("exit 42").status.code(), Some(42));
+    assert_eq!(run("kill -KILL $$").status.code(), Some(128 + 9));
+}
+
+#[test]
+fn a_failure_is_explained_by_the_last_refused_verb() {
+    let output = run("printf 'ibv_modify_qp\\t22\\tah_attr.is_global is 0: use -g 0\\n' >> $FERROCE_REFUSAL; exit 3");
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(
+        text(&output.stderr),
+        "ferroce: the last refused verb was ibv_modify_qp (errno 22, Invalid argument): ah_attr.is_global is 0: use -g \
+         0\n"
+    );
+}
+
+#[test]
+fn nothing_is_said_when_all_is_well_or_nothing_was_refused() {
+    assert_eq!(text(&run("printf 'ibv_x\\t22\\tprobed\\n' >> $FERROCE_REFUSAL; exit 0").stderr), "");
+    assert_eq!(text(&run("exit 1").stderr), "");
+    assert_eq!(text(&run("printf 'ibv_x\\t22\\tprobed\\n' >> $FERROCE_REFUSAL; kill -TERM $$").stderr), "");
+}
+
+#[test]
+fn the_file_of_refusals_is_removed() {
+    let path = text(&run("echo $FERROCE_REFUSAL").stdout);
+    assert!(path.contains("ferroce-refusal-"), "{path}");
+    assert!(!Path::new(path.trim()).exists());
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let lib = empty_library();
+    let mut child = ferroce(lib.path())
+        .args(["run", "--", "sh", "-c", "trap 'echo got TERM; exit 7' TERM; echo ready; while :; do sleep 0.05; done"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("ferroce can be run");
+    let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("the command says that it is ready");
+    assert_eq!(line, "ready\n");
+    let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().expect("kill can be run");
+    assert!(killed.success());
+    assert_eq!(child.wait().expect("it ends").code(), Some(7));
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("can read");
+    assert_eq!(rest, "got TERM\n");
+}
+
+#[test]
+fn an_ignored_signal_stays_ignored() {
+    let lib = empty_library();
+    let script = format!("trap '' HUP; exec {} run -- sh -c 'kill -HUP $$; echo alive'", env!("CARGO_BIN_EXE_ferroce"));
+    let output =
+        Command::new("sh").args(["-c", &script]).env("FERROCE_LIB", lib.path()).output().expect("sh can be run");
+    assert_eq!(text(&output.stdout), "alive\n");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn a_command_that_is_not_there() {
+    let lib = empty_library();
+    let output = ferroce(lib.path()).args(["run", "no-such-command-here"]).output().expect("ferroce can be run");
+    assert_eq!(output.status.code(), Some(127));
+    assert_eq!(text(&output.stderr), "ferroce: no-such-command-here: no such command in PATH\n");
+    let output = ferroce(lib.path()).args(["run", "/etc/passwd"]).output().expect("ferroce can be run");
+    assert_eq!(output.status.code(), Some(126));
+}
+
+#[test]
+fn a_library_that_is_not_there() {
+    let output = ferroce(Path::new("/nowhere")).args(["run", "true"]).output().expect("ferroce can be run");
+    assert_eq!(output.status.code(), Some(125));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("/nowhere/libibverbs.so.1 does not exist: correct FERROCE_LIB"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_ferroce"))
+        .arg("devices")
+        .env("FERROCE_LOOPBACK", "1")
+        .stdout(writer)
+        .output()
+        .expect("ferroce can be run");
+    assert_eq!((text(&output.stderr), output.status.code()), (String::new(), Some(0)));
+}
