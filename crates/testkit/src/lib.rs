@@ -1,0 +1,30 @@
+#![forbid(unsafe_code)]
+//! Readers for recorded packets and dialogues; for tests only, and below every other crate.
+//!
+//! The recordings lie in `tests/vectors` of the repository, see the README there. [`Recording::all`] reads them.
+
+mod frame;
+mod pcap;
+mod recording;
+mod script;
+
+pub use frame::*;
+pub use pcap::*;
+pub use recording::*;
+pub use script::*;
+
+/// Why a file could not be understood.
+#[derive(Debug, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct Malformed {
+    /// File, and line or record in it.
+    pub place: String,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl Malformed {
+    fn new(place: impl ToString, what: impl ToString) -> Malformed {
+        Malformed { place: place.to_string(), what: what.to_string() }
+    }
+}
