@@ -10,7 +10,6 @@ use super::Finding;
 /// The lowest holds readers of recordings for the tests of all others.
 const LAYERS: &[&[&str]] = &[
     &["ferroce-testkit"],
-    &["ferroce-testkit"],
     &["ferroce-wire"],
     &["ferroce-transport"],
     &["ferroce-core"],
