@@ -7,8 +7,11 @@
 pub mod client;
 pub mod devices;
 mod error;
+mod netlink;
 pub mod protocol;
 pub mod server;
+mod steer;
+mod sys;
 
 pub use error::ServiceError;
 

@@ -1,0 +1,307 @@
+//! What the kernel says over rtnetlink about links, addresses and routes: requests, and a parser that takes any bytes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::ServiceError;
+
+const NLM_F_REQUEST: u16 = 0x01;
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+
+/// Groups of [`changes`]: RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
+const CHANGE_GROUPS: u32 = 0x1 | 0x10 | 0x100;
+
+/// Messages read before a dump is given up: far more than any machine has.
+const DUMP_READS_MAX: usize = 10_000;
+const DUMP_ATTEMPTS: usize = 4;
+
+/// `ifi_flags`
+pub(crate) const IFF_UP: u32 = 0x1;
+pub(crate) const IFF_LOOPBACK: u32 = 0x8;
+pub(crate) const IFF_RUNNING: u32 = 0x40;
+
+/// A network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) flags: u32,
+    pub(crate) mtu: u32,
+    /// Only where the hardware address has 6 bytes and is not zero.
+    pub(crate) mac: Option<[u8; 6]>,
+    /// `veth`, `bridge`, ...; empty for hardware.
+    pub(crate) kind: String,
+    /// The bridge or bond it is a port of; 0: none.
+    pub(crate) master: u32,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) ifindex: u32,
+    pub(crate) addr: IpAddr,
+    /// `IFA_F_*`
+    pub(crate) flags: u32,
+}
+
+/// A route to everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DefaultRoute {
+    pub(crate) ifindex: u32,
+    pub(crate) metric: u32,
+}
+
+/// All interfaces of the network namespace.
+pub(crate) fn links() -> Result<Vec<Link>, ServiceError> {
+    let mut links = Vec::new();
+    dump(RTM_GETLINK, 0, &mut |kind, body| links.extend((kind == RTM_NEWLINK).then(|| parse_link(body)).flatten()))
+        .map_err(|errno| ServiceError::system("cannot list the network interfaces", errno))?;
+    Ok(links)
+}
+
+/// All addresses of the network namespace.
+pub(crate) fn addresses() -> Result<Vec<Address>, ServiceError> {
+    let mut addresses = Vec::new();
+    dump(RTM_GETADDR, 0, &mut |kind, body| {
+        addresses.extend((kind == RTM_NEWADDR).then(|| parse_address(body)).flatten());
+    })
+    .map_err(|errno| ServiceError::system("cannot list the network addresses", errno))?;
+    Ok(addresses)
+}
+
+/// The interface of the default route: IPv4's, else IPv6's; none is not an error.
+pub(crate) fn default_route() -> Option<u32> {
+    [AddressFamily::INET, AddressFamily::INET6].into_iter().find_map(|family| {
+        let mut routes = Vec::new();
+        let family = family.as_raw() as u8;
+        let result = dump(RTM_GETROUTE, family, &mut |kind, body| {
+            routes.extend((kind == RTM_NEWROUTE).then(|| parse_default_route(body)).flatten());
+        });
+        if let Err(errno) = result {
+            log::debug!("no routes of family {family}: {errno}");
+        }
+        routes.iter().min_by_key(|route| route.metric).map(|route| route.ifindex)
+    })
+}
+
+/// A socket that becomes readable when a link or an address changes.
+pub(crate) fn changes() -> Result<OwnedFd, Errno> {
+    let socket = open(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, CHANGE_GROUPS))?;
+    Ok(socket)
+}
+
+fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    // NETLINK_ROUTE is protocol 0, the default.
+    rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
+}
+
+/// Asks for everything of a kind; a table that changed meanwhile is asked for again.
+fn dump(request: u16, family: u8, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Errno> {
+    for _ in 0..DUMP_ATTEMPTS {
+        let mut messages = Vec::new();
+        if dump_once(request, family, &mut messages)? {
+            messages.iter().for_each(|(kind, body)| each(*kind, body));
+            return Ok(());
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// False: interrupted by a change.
+fn dump_once(request: u16, family: u8, messages: &mut Vec<(u16, Vec<u8>)>) -> Result<bool, Errno> {
+    const SEQUENCE: u32 = 1;
+    const BODY: usize = 16; // struct ifinfomsg; the others are shorter, and the kernel takes the longer one
+    let socket = open(SocketFlags::CLOEXEC)?;
+    let mut message = Vec::with_capacity(16 + BODY);
+    message.extend_from_slice(&(16 + BODY as u32).to_ne_bytes());
+    message.extend_from_slice(&request.to_ne_bytes());
+    message.extend_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    message.extend_from_slice(&SEQUENCE.to_ne_bytes());
+    message.extend_from_slice(&[0; 4]);
+    message.push(family);
+    message.resize(16 + BODY, 0);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
+    })?;
+
+    let mut whole = true;
+    let mut buffer = vec![0; 64 * 1024];
+    for _ in 0..DUMP_READS_MAX {
+        let (len, _) = rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()))?;
+        for (header, body) in Messages(&buffer[..len]) {
+            if header.sequence != SEQUENCE {
+                continue;
+            }
+            whole &= header.flags & NLM_F_DUMP_INTR == 0;
+            match header.kind {
+                NLMSG_DONE => return Ok(whole),
+                NLMSG_ERROR => {
+                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                    return Err(Errno::from_raw_os_error(code.checked_neg().filter(|c| *c > 0).unwrap_or(libc::EIO)));
+                }
+                kind => messages.push((kind, body.to_vec())),
+            }
+        }
+    }
+    Err(Errno::OVERFLOW)
+}
+
+struct Header {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+}
+
+/// The messages in a datagram; ends at the first one that is cut off.
+struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = (Header, &'a [u8]);
+
+    fn next(&mut self) -> Option<(Header, &'a [u8])> {
+        let header = self.0.first_chunk::<16>()?;
+        let len = u32_at(header, 0)? as usize;
+        let body = self.0.get(16..len)?;
+        let header = Header { kind: u16_at(header, 4)?, flags: u16_at(header, 6)?, sequence: u32_at(header, 8)? };
+        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((header, body))
+    }
+}
+
+/// The attributes after a fixed header; ends at the first one that is cut off.
+struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<(u16, &'a [u8])> {
+        const NESTED_AND_ORDER_BITS: u16 = 0xc000;
+        let len = usize::from(u16_at(self.0, 0)?);
+        let kind = u16_at(self.0, 2)? & !NESTED_AND_ORDER_BITS;
+        let value = self.0.get(4..len)?;
+        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((kind, value))
+    }
+}
+
+fn attributes(body: &[u8], header: usize) -> Attributes<'_> {
+    Attributes(body.get(header..).unwrap_or(&[]))
+}
+
+/// struct ifinfomsg and IFLA_*.
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let mut link = Link { index: u32_at(body, 4)?, flags: u32_at(body, 8)?, ..Link::default() };
+    for (kind, value) in attributes(body, 16) {
+        match kind {
+            1 => link.mac = value.try_into().ok().filter(|mac| *mac != [0; 6]),
+            3 => link.name = text(value),
+            4 => link.mtu = u32_at(value, 0)?,
+            10 => link.master = u32_at(value, 0)?,
+            18 => link.kind = Attributes(value).find(|(kind, _)| *kind == 1).map_or(String::new(), |(_, v)| text(v)),
+            _ => {}
+        }
+    }
+    (link.index != 0 && !link.name.is_empty()).then_some(link)
+}
+
+/// struct ifaddrmsg and IFA_*.
+fn parse_address(body: &[u8]) -> Option<Address> {
+    let mut flags = u32::from(*body.get(2)?);
+    let ifindex = u32_at(body, 4)?;
+    let (mut local, mut address) = (None, None);
+    for (kind, value) in attributes(body, 8) {
+        match kind {
+            1 => address = ip(value),
+            2 => local = ip(value),
+            8 => flags = u32_at(value, 0)?,
+            _ => {}
+        }
+    }
+    // On a point-to-point link IFA_ADDRESS is the other end.
+    Some(Address { ifindex, addr: local.or(address)?, flags })
+}
+
+/// struct rtmsg and RTA_*.
+fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
+    const RTN_UNICAST: u8 = 1;
+    let (&destination_bits, &kind) = (body.get(1)?, body.get(7)?);
+    if destination_bits != 0 || kind != RTN_UNICAST {
+        return None;
+    }
+    let (mut ifindex, mut metric) = (None, 0);
+    for (kind, value) in attributes(body, 12) {
+        match kind {
+            4 => ifindex = u32_at(value, 0),
+            6 => metric = u32_at(value, 0)?,
+            // RTA_MULTIPATH, struct rtnexthop: the first next hop
+            9 => ifindex = ifindex.or(u32_at(value, 4)),
+            _ => {}
+        }
+    }
+    Some(DefaultRoute { ifindex: ifindex?, metric })
+}
+
+fn ip(value: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(value) {
+        return Some(Ipv4Addr::from(v4).into());
+    }
+    <[u8; 16]>::try_from(value).ok().map(|v6| Ipv6Addr::from(v6).into())
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.split(|byte| *byte == 0).next().unwrap_or(&[])).into_owned()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn loopback_is_listed_with_its_flags() {
+        let links = links().unwrap();
+        let lo = links.iter().find(|link| link.name == "lo").unwrap();
+        assert_ne!(lo.flags & IFF_LOOPBACK, 0);
+        assert_eq!(lo.mac, None);
+        assert!(lo.mtu >= 1280);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), len in 0u8..80) {
+            let mut bytes = bytes;
+            if bytes.len() > 4 {
+                bytes[0..4].copy_from_slice(&u32::from(len).to_ne_bytes());
+            }
+            for (_, body) in Messages(&bytes).take(1000) {
+                parse_link(body);
+            }
+            parse_link(&bytes);
+            parse_address(&bytes);
+            parse_default_route(&bytes);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The system calls that no safe crate offers: the only `unsafe` code of this crate.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::{io, mem, ptr};
+
+/// One instruction of a classic BPF program.
+pub(crate) type BpfInstruction = libc::sock_filter;
+
+/// Sets a socket option whose value is an `int`.
+pub(crate) fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the pointer and the length describe `value`, which the kernel only reads during the call.
+    let status = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), mem::size_of::<c_int>() as u32)
+    };
+    check(status)
+}
+
+/// Makes `program` choose the socket of the `SO_REUSEPORT` group for each packet.
+pub(crate) fn attach_reuseport_program(socket: BorrowedFd<'_>, program: &[BpfInstruction]) -> io::Result<()> {
+    let fprog = libc::sock_fprog {
+        len: u16::try_from(program.len()).expect("a program fits its 16-bit length"),
+        filter: program.as_ptr().cast_mut(),
+    };
+    // SAFETY: `fprog` points to `len` instructions, which the kernel copies during the call and never writes.
+    let status = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const fprog).cast(),
+            mem::size_of::<libc::sock_fprog>() as u32,
+        )
+    };
+    check(status)
+}
+
+/// Who is at the other end of a Unix socket, as this process's namespaces show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// 0: the process lives in a foreign pid namespace.
+    pub(crate) pid: u32,
+    /// The overflow uid (65534): the user is unknown in this user namespace.
+    pub(crate) uid: u32,
+}
+
+/// `SO_PEERCRED`. (rustix's version cannot express the pid 0 of a foreign pid namespace.)
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `credentials`, which is a plain C struct.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    check(status)?;
+    Ok(Peer { pid: u32::try_from(credentials.pid).unwrap_or(0), uid: credentials.uid })
+}
+
+/// A datagram that arrived at a UDP socket.
+pub(crate) struct Datagram {
+    /// Bytes of it in the buffer.
+    pub(crate) len: usize,
+    pub(crate) src: SocketAddr,
+    /// Unknown if the socket does not ask for packet information.
+    pub(crate) dst: Option<IpAddr>,
+}
+
+/// Receives one datagram with its destination address; never blocks. Datagrams longer than
+/// `buffer` are truncated. IPv4-mapped addresses are given as IPv4.
+pub(crate) fn recv_datagram(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Datagram> {
+    /// Room for both kinds of packet information, aligned as control messages are.
+    #[repr(C, align(8))]
+    struct Control([u8; 128]);
+
+    let mut control = Control([0; 128]);
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: both are plain C structs for which all zeroes is a valid value.
+    let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    message.msg_name = (&raw mut name).cast();
+    message.msg_namelen = mem::size_of::<libc::sockaddr_storage>() as u32;
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len() as _;
+    // SAFETY: every pointer in `message` is to a live local or to `buffer`, with its true length; no reference to any
+    // of them is used during the call.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    let len = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    let src = socket_address(&name).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Datagram { len, src, dst: destination(&message) })
+}
+
+fn destination(message: &libc::msghdr) -> Option<IpAddr> {
+    let mut found = None;
+    // SAFETY: `message` was filled by a successful recvmsg and its control buffer lives; the CMSG functions stay inside
+    // of it; the two structs are read unaligned only where the header says that the whole struct is there.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            let room = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) if room >= mem::size_of::<libc::in_pktinfo>() => {
+                    let info: libc::in_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    found = Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr))));
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if room >= mem::size_of::<libc::in6_pktinfo>() => {
+                    let info: libc::in6_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    found = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+    found
+}
+
+fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match c_int::from(name.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: a sockaddr_storage is larger than and as aligned as a sockaddr_in, and the family says it is one.
+            let v4 = unsafe { &*(&raw const *name).cast::<libc::sockaddr_in>() };
+            Some(SocketAddrV4::new(u32::from_be(v4.sin_addr.s_addr).into(), u16::from_be(v4.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, for sockaddr_in6.
+            let v6 = unsafe { &*(&raw const *name).cast::<libc::sockaddr_in6>() };
+            let port = u16::from_be(v6.sin6_port);
+            Some(match Ipv6Addr::from(v6.sin6_addr.s6_addr).to_canonical() {
+                IpAddr::V4(v4) => SocketAddrV4::new(v4, port).into(),
+                IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id).into(),
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Masks all signals of the calling thread: handlers of the program must not run in threads of ours.
+pub(crate) fn mask_signals() {
+    // SAFETY: `set` is a local that sigfillset initialises before it is read.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        libc::sigfillset(&raw mut set);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut());
+    }
+}
+
+/// What a detached process is started with.
+pub(crate) struct Command<'a> {
+    pub(crate) path: &'a CStr,
+    pub(crate) arguments: &'a [CString],
+    pub(crate) environment: &'a [CString],
+    /// Becomes standard input and standard error; its number must be above 2.
+    pub(crate) null: BorrowedFd<'a>,
+    /// Becomes standard output; its number must be above 2.
+    pub(crate) stdout: BorrowedFd<'a>,
+}
+
+/// Starts a program that has nothing to do with this process: a session of its own, default signal actions, directory
+/// `/`, no descriptors but the three given. This process gets no SIGCHLD from it and has no child to wait for. The
+/// error is the one of `clone` or `execve`.
+///
+/// Like posix_spawn, the children share this process's memory until they exec or exit (a copy of a large program's page
+/// tables is not free), and so do nothing but system calls on what is prepared here.
+pub(crate) fn spawn_detached(command: &Command<'_>) -> io::Result<()> {
+    assert!(command.null.as_raw_fd() > 2 && command.stdout.as_raw_fd() > 2, "descriptors 0..=2 are overwritten");
+    let pointers = |strings: &[CString]| -> Vec<*const c_char> {
+        strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(command.arguments), pointers(command.environment));
+    let (mut outer_stack, mut inner_stack) = (ChildStack::new(), ChildStack::new());
+    let mut plan = ChildPlan {
+        path: command.path.as_ptr(),
+        argv: argv.as_ptr(),
+        envp: envp.as_ptr(),
+        null: command.null.as_raw_fd(),
+        stdout: command.stdout.as_raw_fd(),
+        descriptors: descriptor_limit(),
+        inner_stack: inner_stack.top(),
+        errno: 0,
+    };
+    // SAFETY: all signals are masked around the calls, so no handler of the program runs in a child that shares its
+    // memory. CLONE_VFORK suspends this thread until the child is gone (it starts its own child in the same way), so
+    // that `plan`, the stacks and the strings outlive every use, and nobody else knows of them. The exit signal is 0;
+    // the waitpid removes the first child; the second one is then nobody's child.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let pid = libc::clone(outer_child, outer_stack.top(), CLONE_LIKE_VFORK, (&raw mut plan).cast());
+        let failure = (pid < 0).then(io::Error::last_os_error);
+        if failure.is_none() {
+            while libc::waitpid(pid, ptr::null_mut(), libc::__WCLONE) < 0 && *libc::__errno_location() == libc::EINTR {}
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        if let Some(error) = failure {
+            return Err(error);
+        }
+    }
+    // SAFETY: the children wrote it through their pointer, if at all, before the clone call returned.
+    match unsafe { ptr::read_volatile(&raw const plan.errno) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// Memory shared, parent suspended, no signal at the end.
+const CLONE_LIKE_VFORK: c_int = libc::CLONE_VM | libc::CLONE_VFORK;
+
+/// Everything that the two children of [`spawn_detached`] use.
+struct ChildPlan {
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    null: c_int,
+    stdout: c_int,
+    descriptors: c_int,
+    inner_stack: *mut c_void,
+    /// Why it failed; 0: it did not.
+    errno: c_int,
+}
+
+struct ChildStack(Vec<u128>);
+
+impl ChildStack {
+    fn new() -> ChildStack {
+        ChildStack(vec![0; 64 * 1024 / mem::size_of::<u128>()])
+    }
+
+    /// The end of the stack, 16-byte aligned: stacks grow down.
+    fn top(&mut self) -> *mut c_void {
+        self.0.as_mut_ptr_range().end.cast()
+    }
+}
+
+/// The first child: makes the session and the second child, and goes.
+extern "C" fn outer_child(argument: *mut c_void) -> c_int {
+    let plan: *mut ChildPlan = argument.cast();
+    // SAFETY: `argument` is the plan of spawn_detached, whose frame waits for this process; system calls only.
+    unsafe {
+        libc::setsid();
+        if libc::clone(inner_child, (*plan).inner_stack, CLONE_LIKE_VFORK, argument) < 0 {
+            ptr::write_volatile(&raw mut (*plan).errno, *libc::__errno_location());
+        }
+        libc::_exit(0)
+    }
+}
+
+/// The second child: puts everything in order and becomes the program.
+extern "C" fn inner_child(argument: *mut c_void) -> c_int {
+    let plan: *mut ChildPlan = argument.cast();
+    // SAFETY: as for outer_child, which is suspended meanwhile; only async-signal-safe calls. The descriptor table and
+    // the signal actions are this process's own copies (neither CLONE_FILES nor CLONE_SIGHAND).
+    unsafe {
+        let mut default: libc::sigaction = mem::zeroed();
+        default.sa_sigaction = libc::SIG_DFL;
+        for signal in 1..=64 {
+            libc::sigaction(signal, &raw const default, ptr::null_mut());
+        }
+        libc::dup2((*plan).null, 0);
+        libc::dup2((*plan).stdout, 1);
+        libc::dup2((*plan).null, 2);
+        if libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) != 0 {
+            for descriptor in 3..(*plan).descriptors {
+                libc::close(descriptor);
+            }
+        }
+        libc::chdir(c"/".as_ptr());
+        let mut none: libc::sigset_t = mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
+        libc::execve((*plan).path, (*plan).argv, (*plan).envp);
+        ptr::write_volatile(&raw mut (*plan).errno, *libc::__errno_location());
+        libc::_exit(127)
+    }
+}
+
+/// How many descriptors to close one by one on kernels without close_range (before 5.9).
+fn descriptor_limit() -> c_int {
+    const AT_MOST: u64 = 65_536;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(AT_MOST);
+    limit.min(AT_MOST) as c_int
+}
+
+fn check(status: c_int) -> io::Result<()> {
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The number of an error of this module.
+pub(crate) fn errno(error: &io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
+}
+
+/// An owned copy of a descriptor with a number above 2, closed on exec.
+pub(crate) fn above_stdio(fd: impl AsFd) -> io::Result<std::os::fd::OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
+}
