@@ -18,7 +18,7 @@ mod stats;
 pub mod udp;
 
 pub use stats::LinkStats;
-pub use udp::UdpLink;
+pub use udp::{UdpLink, UdpOptions};
 
 /// UDP destination port of RoCEv2 (IBA annex A17).
 pub const ROCE_PORT: u16 = 4791;
@@ -96,4 +96,32 @@ impl<L: Link + ?Sized> Link for Box<L> {
 pub enum Direction {
     Tx,
     Rx,
+}
+
+/// A packet as it is on the wire, shown to a [`Tap`].
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// Sent or received.
+    pub direction: Direction,
+    /// IP and UDP facts.
+    pub net: &'a NetHeader,
+    /// IPv4 Identification that the ICRC was made with; for a received packet with a wrong ICRC, 0.
+    pub identification: u16,
+    /// UDP payload, BTH to ICRC.
+    pub bytes: &'a [u8],
+}
+
+/// Sees every packet: sent ones when they are queued, received ones before they are dropped for a fault.
+pub type Tap = Box<dyn FnMut(&Frame<'_>) + Send>;
+
+/// Decides for each packet of so many bytes whether to damage it, and which bit to flip. Of sent packets whose payload the system
+/// gathers, only headers and ICRC are at hand: the number is taken modulo what there is. The receiver's ICRC check finds each.
+pub type Corrupt = Box<dyn FnMut(Direction, usize) -> Option<usize> + Send>;
+
+/// A link that lets middlewares at its packets' bytes.
+pub trait WireHooks {
+    /// Shows all packets to `tap` from now on. Payload is then copied before it is sent, so that the tap sees what goes out.
+    fn set_tap(&mut self, tap: Tap);
+    /// Lets `corrupt` damage packets from now on.
+    fn set_corrupt(&mut self, corrupt: Corrupt);
 }

@@ -65,10 +65,10 @@ stats! {
     rx_icrc_errors,
     /// Packets dropped: too short for their headers.
     rx_too_short,
-    /// Packets dropped: an opcode that is not known.
-    rx_unknown_opcode,
-    /// Packets dropped: other header faults (transport version, pad count, alignment).
-    rx_bad_header,
+    /// Packets dropped: a transport header version other than 0.
+    rx_bad_version,
+    /// Packets dropped: more pad than bytes.
+    rx_bad_pad,
     /// Datagrams dropped: longer than a receive buffer, or without the facts that the ICRC needs.
     rx_bad_datagram,
     /// Errors of `recvmmsg` other than "nothing there".

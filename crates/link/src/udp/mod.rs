@@ -1,16 +1,38 @@
-//! RoCEv2 over UDP sockets.
+//! RoCEv2 over UDP sockets, with batches (GSO, GRO) where the system has them.
+//!
+//! # Sending
+//! Private, unconnected sockets: one for each path and destination lane, hence one source port a lane (GRO at the receiver merges
+//! by ports, not by QPN), opened on demand and bound to the path's source address. They set Don't Fragment, which makes the
+//! IPv4 Identification known that the ICRC covers: 0, or 0, 1, 2 ... in a GSO batch.
+//!
+//! Packets queue per socket. Neighbours of equal size, of one train or of several, become one GSO batch; a shorter one may end
+//! it. Payload pieces of half a KiB and more are gathered from user memory by the system; smaller ones and READ responses (whose
+//! memory may change) are copied and summed in one pass.
+//!
+//! # Receiving
+//! From sockets that somebody else bound, never sending from them. See [`ingest`].
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader};
 
-use crate::{Link, LinkStats, ROCE_PORT, SendError};
+use crate::{Corrupt, Link, LinkStats, ROCE_PORT, SendError, Tap, WireHooks};
+
+mod arena;
+mod probe;
+mod queue;
+mod recv;
+mod send;
+mod sys;
+
+pub use probe::Capabilities;
+pub use recv::ingest;
 
 /// What a [`UdpLink`] is made with.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// UDP destination port of what is sent: 4791, or a test's.
+    /// UDP port that is sent to: 4791, or a test's. The ICRC takes it to be 4791 in any case.
     pub port: u16,
     /// Send sockets kept open at once, at least 1; the least recently used is closed for a new one.
     pub max_sockets: usize,
@@ -28,17 +50,26 @@ impl Default for UdpOptions {
     }
 }
 
+/// What middlewares hung into a link.
+#[derive(Default)]
+struct Hooks {
+    tap: Option<Tap>,
+    corrupt: Option<Corrupt>,
+}
+
 /// A link over UDP: receives from the sockets of a lane, sends from private ones, one source port per destination lane.
 pub struct UdpLink {
-    rx: Vec<OwnedFd>,
+    receiver: recv::Receiver,
+    sender: send::Sender,
+    hooks: Hooks,
     stats: LinkStats,
 }
 
 impl UdpLink {
-    /// Takes over bound UDP sockets to receive from, and sets on them what receiving needs.
+    /// Takes over bound UDP sockets to receive from, and sets on them what receiving needs. With none the link only sends.
     ///
     /// # Errors
-    /// What the system says about a descriptor that is no bound UDP socket.
+    /// What the system says about a descriptor that is no bound UDP socket, or that does not tell destination addresses.
     pub fn new(rx: Vec<OwnedFd>) -> std::io::Result<UdpLink> {
         UdpLink::with_options(rx, UdpOptions::default())
     }
@@ -47,27 +78,53 @@ impl UdpLink {
     ///
     /// # Errors
     /// As [`UdpLink::new`].
-    pub fn with_options(rx: Vec<OwnedFd>, _options: UdpOptions) -> std::io::Result<UdpLink> {
-        Ok(UdpLink { rx, stats: LinkStats::default() })
+    pub fn with_options(rx: Vec<OwnedFd>, options: UdpOptions) -> std::io::Result<UdpLink> {
+        let gso_segments = if options.gso { Capabilities::probe().gso_segments } else { 0 };
+        Ok(UdpLink {
+            receiver: recv::Receiver::new(rx, &options)?,
+            sender: send::Sender::new(&options, gso_segments),
+            hooks: Hooks::default(),
+            stats: LinkStats::default(),
+        })
     }
 }
 
 impl Link for UdpLink {
-    fn send(&mut self, _cookie: u64, _src_qpn: u32, _path: &PathAddr, _train: &Train) -> Result<(), SendError> {
-        Err(SendError::Unreachable { errno: libc::ENETUNREACH })
+    fn send(&mut self, cookie: u64, _src_qpn: u32, path: &PathAddr, train: &Train) -> Result<(), SendError> {
+        self.sender.send(cookie, path, train, &mut self.hooks, &mut self.stats)
     }
 
-    fn flush(&mut self, _failed: &mut dyn FnMut(u64, SendError)) {}
+    fn flush(&mut self, failed: &mut dyn FnMut(u64, SendError)) {
+        self.sender.flush(&mut self.stats, failed);
+    }
 
-    fn recv(&mut self, _budget: usize, _sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
-        0
+    fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
+        self.receiver.recv(budget, &mut self.hooks, &mut self.stats, sink)
     }
 
     fn rx_fds(&self) -> Vec<RawFd> {
-        self.rx.iter().map(AsRawFd::as_raw_fd).collect()
+        self.receiver.sockets().iter().map(AsRawFd::as_raw_fd).collect()
     }
 
     fn stats(&self) -> LinkStats {
         self.stats
     }
+}
+
+impl WireHooks for UdpLink {
+    fn set_tap(&mut self, tap: Tap) {
+        self.hooks.tap = Some(tap);
+    }
+
+    fn set_corrupt(&mut self, corrupt: Corrupt) {
+        self.hooks.corrupt = Some(corrupt);
+    }
+}
+
+/// Flips one bit, counted modulo all that there are. Byte 4 of the BTH is spared: the ICRC does not cover it.
+fn flip(bytes: &mut [u8], bit: usize) {
+    let Some(bits) = (bytes.len() * 8).checked_sub(1) else { return };
+    let bit = bit % (bits + 1);
+    let byte = if bit / 8 == 4 { 0 } else { bit / 8 };
+    bytes[byte] ^= 1 << (bit % 8);
 }

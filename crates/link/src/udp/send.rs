@@ -1,0 +1,399 @@
+//! Sending: private sockets, one for each path and destination lane; what they have queued goes out by `sendmmsg`.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, OwnedFd};
+
+use ferroce_transport::{PathAddr, Train};
+use ferroce_wire::NetHeader;
+use ferroce_wire::icrc::Pseudo;
+
+use super::arena::Arena;
+use super::queue::{Inspect, Limits, Queue};
+use super::sys::{self, Buffer, Message, Name};
+use super::{Hooks, UdpOptions};
+use crate::{Direction, Frame, LinkStats, SendError};
+
+/// Bytes for headers and copied payload between two flushes. Small enough to stay in a core's second-level cache.
+const ARENA: usize = 256 << 10;
+/// Send buffer to ask for. A train's datagrams must fit at once even where the device is slow to take them.
+const SNDBUF: usize = 4 << 20;
+/// How often a full socket is tried again, each time after letting others run, before its datagrams are dropped.
+const FULL_RETRIES: u32 = 32;
+/// A GSO or plain datagram's most bytes: 65,535 less the headers that count.
+const MAX_BYTES_V4: usize = 65_507;
+const MAX_BYTES_V6: usize = 65_527;
+/// The hop limit that stands for "not given" in an address handle, and what is sent instead.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// What a socket is for. Its lane is the destination's: GRO merges by addresses and ports alone, so that packets for two lanes
+/// must not share a source port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    path: PathAddr,
+    lane: u16,
+}
+
+impl Key {
+    fn is(&self, path: &PathAddr, lane: u16) -> bool {
+        self.lane == lane && self.path == *path
+    }
+}
+
+struct TxSocket {
+    fd: OwnedFd,
+    key: Key,
+    peer: Name,
+    src_port: u16,
+    queue: Queue,
+    /// Turn of its last use.
+    used: u64,
+}
+
+/// The sending half of a UDP link.
+pub(super) struct Sender {
+    port: u16,
+    max_sockets: usize,
+    max_packets: u16,
+    sockets: Vec<TxSocket>,
+    index: HashMap<Key, usize>,
+    /// The socket of the last train: most often that of the next one.
+    last: usize,
+    /// Sockets with something queued, in the order of their first train.
+    dirty: Vec<usize>,
+    turn: u64,
+    arena: Arena,
+    /// Failures since the last report.
+    failed: Vec<(u64, SendError)>,
+}
+
+impl Sender {
+    pub(super) fn new(options: &UdpOptions, gso_segments: u16) -> Sender {
+        Sender {
+            port: options.port,
+            max_sockets: options.max_sockets.max(1),
+            max_packets: gso_segments.max(1),
+            sockets: Vec::new(),
+            index: HashMap::new(),
+            last: 0,
+            dirty: Vec::new(),
+            turn: 0,
+            arena: Arena::new(ARENA),
+            failed: Vec::new(),
+        }
+    }
+
+    pub(super) fn send(
+        &mut self,
+        cookie: u64,
+        path: &PathAddr,
+        train: &Train,
+        hooks: &mut Hooks,
+        stats: &mut LinkStats,
+    ) -> Result<(), SendError> {
+        let need = Queue::arena_need(train);
+        assert!(need <= ARENA, "a train of {} bytes is longer than any may be", train.len);
+        if self.arena.room() < need {
+            stats.tx_auto_flush += 1;
+            self.flush_all(stats);
+        }
+        let path = train.path.as_deref().unwrap_or(path);
+        let slot = self.socket(path, (train.head.bth.dest_qp >> 14) as u16, stats)?;
+        self.turn += 1;
+        let socket = &mut self.sockets[slot];
+        socket.used = self.turn;
+        let fresh = socket.queue.batches() == 0;
+        let mut inspect = TxInspect { hooks, path: &socket.key.path, src_port: socket.src_port, stats };
+        socket.queue.push(cookie, train, &mut self.arena, &mut inspect)?;
+        stats.tx_trains += 1;
+        if fresh {
+            self.dirty.push(slot);
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self, stats: &mut LinkStats, failed: &mut dyn FnMut(u64, SendError)) {
+        self.flush_all(stats);
+        for (cookie, error) in self.failed.drain(..) {
+            failed(cookie, error);
+        }
+    }
+
+    /// The socket for a path and lane, opened if need be.
+    fn socket(&mut self, path: &PathAddr, lane: u16, stats: &mut LinkStats) -> Result<usize, SendError> {
+        if self.sockets.get(self.last).is_some_and(|socket| socket.key.is(path, lane)) {
+            return Ok(self.last);
+        }
+        let key = Key { path: path.clone(), lane };
+        if let Some(&slot) = self.index.get(&key) {
+            self.last = slot;
+            return Ok(slot);
+        }
+        let socket = TxSocket::open(key.clone(), self.port, self.max_packets).map_err(|error| unreachable(&error))?;
+        let slot = self.sockets.len();
+        self.last = if slot < self.max_sockets {
+            self.sockets.push(socket);
+            slot
+        } else {
+            self.replace_oldest(socket, stats)
+        };
+        self.index.insert(key, self.last);
+        Ok(self.last)
+    }
+
+    fn replace_oldest(&mut self, socket: TxSocket, stats: &mut LinkStats) -> usize {
+        let oldest =
+            (0..self.sockets.len()).min_by_key(|&slot| self.sockets[slot].used).expect("at least one socket is kept");
+        if self.sockets[oldest].queue.batches() > 0 {
+            self.flush_all(stats);
+        }
+        stats.tx_sockets_evicted += 1;
+        self.index.remove(&self.sockets[oldest].key);
+        self.sockets[oldest] = socket;
+        oldest
+    }
+
+    fn flush_all(&mut self, stats: &mut LinkStats) {
+        for slot in self.dirty.drain(..) {
+            self.sockets[slot].flush(&mut self.arena, stats, &mut self.failed);
+        }
+        self.arena.rewind(0);
+    }
+}
+
+impl TxSocket {
+    fn open(key: Key, port: u16, max_packets: u16) -> io::Result<TxSocket> {
+        let (src, dst) = (key.path.src.to_canonical(), key.path.dst.to_canonical());
+        if src.is_ipv4() != dst.is_ipv4() {
+            return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT));
+        }
+        if src.is_unspecified() {
+            // The ICRC covers the source address; one that the route chooses would not be known.
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        let socket = sys::udp_socket(dst.is_ipv6())?;
+        let fd = socket.as_fd();
+        set_options(fd, &key.path, dst)?;
+        sys::bind(fd, &with_scope(src, 0, &key.path))?;
+        let src_port = sys::local_addr(fd)?.port();
+        let bytes = if dst.is_ipv4() { MAX_BYTES_V4 } else { MAX_BYTES_V6 };
+        let queue = Queue::new(Pseudo::new(src, dst, src_port), Limits { packets: max_packets, bytes });
+        let peer = Name::from(&with_scope(dst, port, &key.path));
+        Ok(TxSocket { fd: socket, key, peer, src_port, queue, used: 0 })
+    }
+
+    /// Sends what is queued, in order; leaves nothing queued.
+    fn flush(&mut self, arena: &mut Arena, stats: &mut LinkStats, failed: &mut Vec<(u64, SendError)>) {
+        let mut at = 0;
+        let mut retries = 0;
+        while at < self.queue.batches() {
+            stats.tx_calls += 1;
+            match sys::send_messages(self.fd.as_fd(), &self.peer, self.queue.messages(at)) {
+                Ok(sent) => {
+                    for batch in at..at + sent {
+                        let (packets, bytes) = self.queue.size(batch);
+                        count_sent(stats, packets, bytes);
+                    }
+                    at += sent;
+                }
+                Err(error) if is_full(&error) && retries < FULL_RETRIES => {
+                    retries += 1;
+                    std::thread::yield_now();
+                }
+                Err(error) => {
+                    self.give_up(at, &error, arena, stats, failed);
+                    at += 1;
+                }
+            }
+        }
+        self.queue.clear();
+    }
+
+    /// Deals with a datagram that the system refused.
+    fn give_up(
+        &mut self,
+        at: usize,
+        error: &io::Error,
+        arena: &mut Arena,
+        stats: &mut LinkStats,
+        failed: &mut Vec<(u64, SendError)>,
+    ) {
+        let (packets, _) = self.queue.size(at);
+        match error.raw_os_error() {
+            _ if is_full(error) => stats.tx_drop_full += u64::from(packets),
+            // Whose memory is gone, or whether it is batches that this route cannot carry, shows packet by packet.
+            Some(libc::EFAULT) if packets > 1 => {
+                self.send_singly(at, arena, stats, failed);
+            }
+            Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP) if packets > 1 => {
+                if self.send_singly(at, arena, stats, failed) {
+                    stats.tx_gso_refused += 1;
+                    log::debug!("batches to {} are refused ({error}): sending single packets", self.key.path.dst);
+                    self.queue.stop_batching();
+                }
+            }
+            _ => {
+                for (cookie, packets) in self.queue.owners(at) {
+                    fail(cookie, packets, error, stats, failed);
+                }
+            }
+        }
+    }
+
+    /// Sends the packets of one datagram as datagrams of their own; tells whether the system took any.
+    fn send_singly(
+        &mut self,
+        at: usize,
+        arena: &mut Arena,
+        stats: &mut LinkStats,
+        failed: &mut Vec<(u64, SendError)>,
+    ) -> bool {
+        let mut any = false;
+        let owners = self.queue.owners(at).flat_map(|(cookie, packets)| std::iter::repeat_n(cookie, packets.into()));
+        for (index, cookie) in (0..).zip(owners) {
+            let pieces = self.queue.single(at, index, arena);
+            let mut retries = 0;
+            stats.tx_calls += 1;
+            loop {
+                let message = Message { pieces: &pieces, segment: 0 };
+                match sys::send_messages(self.fd.as_fd(), &self.peer, std::iter::once(message)) {
+                    Ok(_) => {
+                        any = true;
+                        count_sent(stats, 1, pieces.iter().map(|piece| piece.len).sum());
+                    }
+                    Err(error) if is_full(&error) && retries < FULL_RETRIES => {
+                        retries += 1;
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    Err(error) if is_full(&error) => stats.tx_drop_full += 1,
+                    Err(error) => fail(cookie, 1, &error, stats, failed),
+                }
+                break;
+            }
+        }
+        any
+    }
+}
+
+fn set_options(fd: std::os::fd::BorrowedFd<'_>, path: &PathAddr, dst: IpAddr) -> io::Result<()> {
+    let hops = if path.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { path.hop_limit };
+    let (tclass, hops) = (libc::c_int::from(path.tclass), libc::c_int::from(hops));
+    let ifindex = libc::c_int::try_from(path.ifindex).unwrap_or(0);
+    // A dual-stack socket would need the IPv4 options too; one family a socket keeps it plain.
+    let (level, options) = match dst {
+        IpAddr::V4(_) => (
+            libc::IPPROTO_IP,
+            // Don't Fragment on an unconnected socket makes the Identification known: 0, or counting in a batch.
+            [
+                (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+                (libc::IP_TOS, tclass),
+                if dst.is_multicast() { (libc::IP_MULTICAST_TTL, hops) } else { (libc::IP_TTL, hops) },
+            ],
+        ),
+        IpAddr::V6(_) => (
+            libc::IPPROTO_IPV6,
+            [
+                (libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+                (libc::IPV6_TCLASS, tclass),
+                if dst.is_multicast() { (libc::IPV6_MULTICAST_HOPS, hops) } else { (libc::IPV6_UNICAST_HOPS, hops) },
+            ],
+        ),
+    };
+    for (option, value) in options {
+        sys::set_option(fd, level, option, value)?;
+    }
+    if dst.is_ipv6() {
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+        if dst.is_multicast() {
+            sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, ifindex)?;
+        }
+        if path.flow_label != 0 {
+            sys::set_option(fd, libc::IPPROTO_IPV6, sys::IPV6_FLOWINFO_SEND, 1)?;
+        }
+    }
+    sys::grow_buffer(fd, Buffer::Send, SNDBUF);
+    // Nobody answers to this port; what strangers send to it shall not fill memory.
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 1)
+}
+
+/// A socket address. The interface index is given only where the address means nothing without one: for others the route decides,
+/// since binding them to an interface would cut off the host's other addresses.
+fn with_scope(ip: IpAddr, port: u16, path: &PathAddr) -> SocketAddr {
+    match ip {
+        IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+        IpAddr::V6(ip) => {
+            let local = ip.is_unicast_link_local() || ip.is_multicast();
+            let scope = if local { path.ifindex } else { 0 };
+            SocketAddrV6::new(ip, port, path.flow_label & 0xf_ffff, scope).into()
+        }
+    }
+}
+
+/// Errors that pass: the socket's or device's queue is full, or a signal came.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR))
+}
+
+fn unreachable(error: &io::Error) -> SendError {
+    SendError::Unreachable { errno: error.raw_os_error().unwrap_or(libc::EIO) }
+}
+
+fn fail(cookie: u64, packets: u16, error: &io::Error, stats: &mut LinkStats, failed: &mut Vec<(u64, SendError)>) {
+    let reason = match error.raw_os_error() {
+        Some(libc::EFAULT) => {
+            stats.tx_fault += u64::from(packets);
+            SendError::Fault
+        }
+        _ => {
+            stats.tx_unreachable += u64::from(packets);
+            unreachable(error)
+        }
+    };
+    // The packets of a train stand together: one report for all of them.
+    if failed.last() != Some(&(cookie, reason)) {
+        failed.push((cookie, reason));
+    }
+}
+
+fn count_sent(stats: &mut LinkStats, packets: u16, bytes: usize) {
+    stats.tx_datagrams += 1;
+    stats.tx_packets += u64::from(packets);
+    stats.tx_bytes += bytes as u64;
+    stats.tx_gso_batches += u64::from(packets > 1);
+}
+
+/// Shows each packet to the link's hooks.
+struct TxInspect<'a> {
+    hooks: &'a mut Hooks,
+    path: &'a PathAddr,
+    src_port: u16,
+    stats: &'a mut LinkStats,
+}
+
+impl Inspect for TxInspect<'_> {
+    fn whole(&self) -> bool {
+        self.hooks.tap.is_some()
+    }
+
+    fn packet(&mut self, identification: u16, bytes: &mut [u8]) {
+        if let Some(corrupt) = &mut self.hooks.corrupt
+            && let Some(bit) = corrupt(Direction::Tx, bytes.len())
+        {
+            self.stats.fault_corrupted += 1;
+            super::flip(bytes, bit);
+        }
+        if let Some(tap) = &mut self.hooks.tap {
+            let net = NetHeader {
+                src: self.path.src.to_canonical(),
+                dst: self.path.dst.to_canonical(),
+                src_port: self.src_port,
+                tclass: self.path.tclass,
+                hop_limit: if self.path.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { self.path.hop_limit },
+                udp_len: bytes.len() as u16,
+            };
+            tap(&Frame { direction: Direction::Tx, net: &net, identification, bytes });
+        }
+    }
+}
