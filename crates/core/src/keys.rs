@@ -107,12 +107,15 @@ impl KeyTable {
         let access = check_access(access)?;
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(region, iova)?;
+        mem::check_handler();
         let mut writer = self.writer.lock();
         let index = self.take_slot(&mut writer)?;
         let slot = self.slot(index).expect("a free slot lies in a chunk");
         let before = slot.stamp.load(Ordering::Relaxed);
         let key = fresh_key(&mut writer.random, index, before as u32);
-        // No look-up succeeds here: the stamp has no key. Generation first, then fields, then the key.
+        // The stamp has no key, so no new look-up succeeds; one that began before the last key was withdrawn and sees a field of
+        // this entry must also see that withdrawal: hence the fence.
+        fence(Ordering::Release);
         let generation = (before >> 32) + 1;
         slot.pd.store(pd, Ordering::Relaxed);
         slot.access.store(access.bits(), Ordering::Relaxed);
@@ -137,9 +140,7 @@ impl KeyTable {
             return Err(CoreError::new(libc::EINVAL, format!("no memory region has the key {lkey:#010x}")));
         };
         let generation = (slot.stamp.load(Ordering::Relaxed) >> 32) + 1;
-        slot.stamp.store(generation << 32, Ordering::Relaxed);
-        // The fields may be overwritten from here on: not before the stamp is.
-        fence(Ordering::Release);
+        slot.stamp.store(generation << 32, Ordering::Release);
         writer.free.push_back(index);
         writer.live -= 1;
         Ok(())

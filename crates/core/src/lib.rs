@@ -22,6 +22,6 @@ pub use error::CoreError;
 pub use event::{AsyncEvent, AsyncQueue, EventSource, PortEvent, SrqEvent};
 pub use keys::{KeyTable, MrKey};
 pub use limits::DeviceAttr;
-pub use mem::RawRegion;
+pub use mem::{Buffer, RawRegion};
 pub use recv_queue::RecvQueue;
 pub use srq::Srq;

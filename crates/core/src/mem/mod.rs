@@ -7,10 +7,28 @@
 //! The functions that take an address are safe to call only with ranges that come from
 //! [`KeyTable::resolve`](crate::KeyTable::resolve) and whose region is not yet deregistered: whoever made the [`RawRegion`]
 //! vouched for them.
+//!
+//! # How
+//! On x86-64 the memory is touched by a few routines in assembler (`direct`); a chained signal handler (`handler`) makes their
+//! faults come back as errors. Where faults would not come to that handler (the program put its own over it, or the thread blocks
+//! SIGSEGV or SIGBUS), and on other architectures, the kernel does the copying (`syscall`): correct, but several times slower, and
+//! without the promise of ascending order inside a message but for its last word.
 
 #![allow(unsafe_code)]
 
+mod buffer;
+#[cfg(target_arch = "x86_64")]
+mod direct;
+#[cfg(target_arch = "x86_64")]
+mod handler;
 mod syscall;
+
+use std::mem::MaybeUninit;
+
+/// The signals that tell a fault. A thread that blocks them is served by slow system calls: the engine's own threads must not.
+pub const FAULT_SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+pub use buffer::Buffer;
 
 /// The memory is gone: unmapped, truncated, or protected against the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,21 +69,44 @@ impl RawRegion {
     }
 }
 
-/// Writes `data` to the memory at `addr`. Bytes become visible in ascending order, aligned 8-byte words at once; with `last`,
-/// the last word is stored after all others with release order, so that a program that polls it finds the rest.
+/// Writes `data` to the memory at `addr`. Bytes become visible in ascending order, aligned words of up to 8 bytes at once; with
+/// `last`, the last word is stored after all others with release order, so that a program that polls it finds the rest.
 ///
 /// # Errors
 /// [`Fault`]: some of the memory is gone; what lies before it may have been written.
-pub fn store(addr: u64, data: &[u8], _last: bool) -> Result<(), Fault> {
-    syscall::write(addr, data)
+#[inline]
+pub fn store(addr: u64, data: &[u8], last: bool) -> Result<(), Fault> {
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        // Every store of x86 is a release store, in order: `last` is kept anyway.
+        return direct::write(addr, data);
+    }
+    syscall::write(addr, data, last)
 }
 
-/// Reads the memory at `addr` into `buffer`. Aligned 8-byte words are read at once.
+/// Reads the memory at `addr` into `buffer`. Aligned words of up to 8 bytes are read at once.
 ///
 /// # Errors
 /// [`Fault`]: some of the memory is gone; the buffer's content is unspecified.
+#[inline]
 pub fn load(addr: u64, buffer: &mut [u8]) -> Result<(), Fault> {
-    syscall::read(addr, buffer)
+    // SAFETY: a slice is valid for writes of its length.
+    unsafe { load_raw(addr, buffer.as_mut_ptr(), buffer.len()) }
+}
+
+/// [`load`] into memory that may be uninitialised; on success all of it is initialised.
+///
+/// # Safety
+/// `buffer` is valid for writes of `len` bytes.
+#[inline]
+unsafe fn load_raw(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        // SAFETY: as the caller vouches.
+        return unsafe { direct::read(addr, buffer, len) };
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { syscall::read(addr, buffer, len) }
 }
 
 /// Bytes that are summed at a time, small enough to stay in the first-level cache.
@@ -73,15 +114,22 @@ const BLOCK: usize = 8 << 10;
 
 /// Continues the CRC-32 `state` (as `crc32fast::Hasher` has it) over `len` bytes of the memory at `addr`.
 ///
+/// It sums blocks of a copy that stay in the first-level cache: the memory may change under us, which no Rust code over a slice may
+/// meet.
+///
 /// # Errors
 /// [`Fault`]: some of the memory is gone.
 pub fn crc(addr: u64, len: usize, state: u32) -> Result<u32, Fault> {
-    let mut block = [0; BLOCK];
+    let mut block = MaybeUninit::<[u8; BLOCK]>::uninit();
     let mut hasher = crc32fast::Hasher::new_with_initial(state);
     for offset in (0..len).step_by(BLOCK) {
-        let block = &mut block[..BLOCK.min(len - offset)];
-        load(addr + offset as u64, block)?;
-        hasher.update(block);
+        let count = BLOCK.min(len - offset);
+        // SAFETY: the block is valid for writes of `count` bytes, which are at most its size; they are initialised afterwards.
+        let copy = unsafe {
+            load_raw(addr + offset as u64, block.as_mut_ptr().cast(), count)?;
+            std::slice::from_raw_parts(block.as_ptr().cast::<u8>(), count)
+        };
+        hasher.update(copy);
     }
     Ok(hasher.finalize())
 }
@@ -102,31 +150,44 @@ pub fn load_crc(addr: u64, buffer: &mut [u8], state: u32) -> Result<u32, Fault> 
     Ok(hasher.finalize())
 }
 
-/// Compares the word at `addr` with `compare` and, if equal, replaces it by `swap`: atomically, also with the CPU's own atomics.
-/// Gives the word's old value.
+/// Compares the word at `addr`, a multiple of 8, with `compare` and, if equal, replaces it by `swap`: atomically, also with the CPU's
+/// own atomics. Gives the word's old value.
 ///
 /// # Errors
 /// [`Fault`]: the memory is gone or not writable.
+#[inline]
 pub fn compare_swap(addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-    syscall::probe_word(addr)?;
-    // SAFETY: the word is mapped, writable (probed) and aligned (asserted by the probe); the module's invariant allows the write.
-    let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(addr as *mut u64) };
-    let order = std::sync::atomic::Ordering::SeqCst;
-    Ok(word.compare_exchange(compare, swap, order, order).unwrap_or_else(|old| old))
+    assert!(addr.is_multiple_of(8), "the transport refuses misaligned atomics");
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        return direct::compare_swap(addr, compare, swap);
+    }
+    syscall::compare_swap(addr, compare, swap)
 }
 
-/// Adds `add` to the word at `addr`, wrapping: atomically, also with the CPU's own atomics. Gives the word's old value.
+/// Adds `add` to the word at `addr`, a multiple of 8, wrapping: atomically, also with the CPU's own atomics. Gives the word's old
+/// value.
 ///
 /// # Errors
 /// [`Fault`]: the memory is gone or not writable.
+#[inline]
 pub fn fetch_add(addr: u64, add: u64) -> Result<u64, Fault> {
-    syscall::probe_word(addr)?;
-    // SAFETY: as in `compare_swap`.
-    let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(addr as *mut u64) };
-    Ok(word.fetch_add(add, std::sync::atomic::Ordering::SeqCst))
+    assert!(addr.is_multiple_of(8), "the transport refuses misaligned atomics");
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        return direct::fetch_add(addr, add);
+    }
+    syscall::fetch_add(addr, add)
 }
 
 /// Whether every page of the range is mapped, with whatever protection. An empty range is.
 pub fn is_mapped(addr: u64, len: u64) -> bool {
     syscall::is_mapped(addr, len)
+}
+
+/// Looks at once whether the program put a signal handler over ours, which is else done every 1,000 accesses of a thread. Called by
+/// every registration; to be called also when a thread of ours starts.
+pub fn check_handler() {
+    #[cfg(target_arch = "x86_64")]
+    handler::check();
 }

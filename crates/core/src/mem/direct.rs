@@ -1,0 +1,344 @@
+//! Access by instructions of our own, x86-64: everything that may fault on the program's memory is in one piece of code, which the
+//! signal handler knows.
+//!
+//! Contract between the routines and [`super::handler`]: from the first access to the last, `r8` holds the first and `r9` the end
+//! address of the user memory in question; the stack pointer and the callee-saved registers are as at the call. So a fault at an
+//! instruction of this code, on an address in `r8..r9`, can be answered by going on at `ferroce_mem_fault`, which returns to the
+//! caller with the fault told. No thread-local state, no lock, no unwinding: it is right in every thread and in signal handlers.
+//!
+//! Copies align the user's side and move 1, 2, 4, 8, then 16 bytes at a time, then 8, 4, 2, 1. Every naturally aligned word up to 8
+//! bytes is therefore moved by one instruction (16-byte aligned moves are single accesses on every CPU with AVX, and two of 8 on
+//! older ones), and x86 makes stores visible, and does loads, in program order: ascending, the last word last. String instructions
+//! would be no faster at packet sizes and may store out of order; non-temporal stores do.
+
+use std::arch::global_asm;
+
+use super::Fault;
+
+global_asm!(
+    ".pushsection .text.ferroce_mem,\"ax\",@progbits",
+    ".balign 64",
+    ".globl ferroce_mem_begin",
+    ".hidden ferroce_mem_begin",
+    "ferroce_mem_begin:",
+    // u32 ferroce_mem_store(user rdi, ours rsi, len rdx)
+    ".globl ferroce_mem_store",
+    ".hidden ferroce_mem_store",
+    ".type ferroce_mem_store,@function",
+    "ferroce_mem_store:",
+    ".cfi_startproc",
+    "    mov r8, rdi",
+    "    lea r9, [rdi + rdx]",
+    // Head: until rdi is a multiple of 16, or fewer bytes are left than the next step needs.
+    "    test dil, 1",
+    "    jz 11f",
+    "    test rdx, rdx",
+    "    jz 90f",
+    "    mov al, [rsi]",
+    "    mov [rdi], al",
+    "    inc rsi",
+    "    inc rdi",
+    "    dec rdx",
+    "11: test dil, 2",
+    "    jz 12f",
+    "    cmp rdx, 2",
+    "    jb 40f",
+    "    mov ax, [rsi]",
+    "    mov [rdi], ax",
+    "    add rsi, 2",
+    "    add rdi, 2",
+    "    sub rdx, 2",
+    "12: test dil, 4",
+    "    jz 13f",
+    "    cmp rdx, 4",
+    "    jb 40f",
+    "    mov eax, [rsi]",
+    "    mov [rdi], eax",
+    "    add rsi, 4",
+    "    add rdi, 4",
+    "    sub rdx, 4",
+    "13: test dil, 8",
+    "    jz 20f",
+    "    cmp rdx, 8",
+    "    jb 40f",
+    "    mov rax, [rsi]",
+    "    mov [rdi], rax",
+    "    add rsi, 8",
+    "    add rdi, 8",
+    "    sub rdx, 8",
+    // Body.
+    "20: sub rdx, 64",
+    "    jb 30f",
+    "    .balign 32",
+    "21: movups xmm0, [rsi]",
+    "    movups xmm1, [rsi + 16]",
+    "    movups xmm2, [rsi + 32]",
+    "    movups xmm3, [rsi + 48]",
+    "    movaps [rdi], xmm0",
+    "    movaps [rdi + 16], xmm1",
+    "    movaps [rdi + 32], xmm2",
+    "    movaps [rdi + 48], xmm3",
+    "    add rsi, 64",
+    "    add rdi, 64",
+    "    sub rdx, 64",
+    "    jae 21b",
+    // Fewer than 64 left; rdx is 64 too small, which does not change its low bits.
+    "30: test dl, 32",
+    "    jz 31f",
+    "    movups xmm0, [rsi]",
+    "    movups xmm1, [rsi + 16]",
+    "    movaps [rdi], xmm0",
+    "    movaps [rdi + 16], xmm1",
+    "    add rsi, 32",
+    "    add rdi, 32",
+    "31: test dl, 16",
+    "    jz 40f",
+    "    movups xmm0, [rsi]",
+    "    movaps [rdi], xmm0",
+    "    add rsi, 16",
+    "    add rdi, 16",
+    // Tail: the low four bits of rdx.
+    "40: test dl, 8",
+    "    jz 41f",
+    "    mov rax, [rsi]",
+    "    mov [rdi], rax",
+    "    add rsi, 8",
+    "    add rdi, 8",
+    "41: test dl, 4",
+    "    jz 42f",
+    "    mov eax, [rsi]",
+    "    mov [rdi], eax",
+    "    add rsi, 4",
+    "    add rdi, 4",
+    "42: test dl, 2",
+    "    jz 43f",
+    "    mov ax, [rsi]",
+    "    mov [rdi], ax",
+    "    add rsi, 2",
+    "    add rdi, 2",
+    "43: test dl, 1",
+    "    jz 90f",
+    "    mov al, [rsi]",
+    "    mov [rdi], al",
+    "90: xor eax, eax",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_store, . - ferroce_mem_store",
+    // u32 ferroce_mem_load(ours rdi, user rsi, len rdx): the same with the source aligned.
+    ".balign 32",
+    ".globl ferroce_mem_load",
+    ".hidden ferroce_mem_load",
+    ".type ferroce_mem_load,@function",
+    "ferroce_mem_load:",
+    ".cfi_startproc",
+    "    mov r8, rsi",
+    "    lea r9, [rsi + rdx]",
+    "    test sil, 1",
+    "    jz 11f",
+    "    test rdx, rdx",
+    "    jz 90f",
+    "    mov al, [rsi]",
+    "    mov [rdi], al",
+    "    inc rsi",
+    "    inc rdi",
+    "    dec rdx",
+    "11: test sil, 2",
+    "    jz 12f",
+    "    cmp rdx, 2",
+    "    jb 40f",
+    "    mov ax, [rsi]",
+    "    mov [rdi], ax",
+    "    add rsi, 2",
+    "    add rdi, 2",
+    "    sub rdx, 2",
+    "12: test sil, 4",
+    "    jz 13f",
+    "    cmp rdx, 4",
+    "    jb 40f",
+    "    mov eax, [rsi]",
+    "    mov [rdi], eax",
+    "    add rsi, 4",
+    "    add rdi, 4",
+    "    sub rdx, 4",
+    "13: test sil, 8",
+    "    jz 20f",
+    "    cmp rdx, 8",
+    "    jb 40f",
+    "    mov rax, [rsi]",
+    "    mov [rdi], rax",
+    "    add rsi, 8",
+    "    add rdi, 8",
+    "    sub rdx, 8",
+    "20: sub rdx, 64",
+    "    jb 30f",
+    "    .balign 32",
+    "21: movaps xmm0, [rsi]",
+    "    movaps xmm1, [rsi + 16]",
+    "    movaps xmm2, [rsi + 32]",
+    "    movaps xmm3, [rsi + 48]",
+    "    movups [rdi], xmm0",
+    "    movups [rdi + 16], xmm1",
+    "    movups [rdi + 32], xmm2",
+    "    movups [rdi + 48], xmm3",
+    "    add rsi, 64",
+    "    add rdi, 64",
+    "    sub rdx, 64",
+    "    jae 21b",
+    "30: test dl, 32",
+    "    jz 31f",
+    "    movaps xmm0, [rsi]",
+    "    movaps xmm1, [rsi + 16]",
+    "    movups [rdi], xmm0",
+    "    movups [rdi + 16], xmm1",
+    "    add rsi, 32",
+    "    add rdi, 32",
+    "31: test dl, 16",
+    "    jz 40f",
+    "    movaps xmm0, [rsi]",
+    "    movups [rdi], xmm0",
+    "    add rsi, 16",
+    "    add rdi, 16",
+    "40: test dl, 8",
+    "    jz 41f",
+    "    mov rax, [rsi]",
+    "    mov [rdi], rax",
+    "    add rsi, 8",
+    "    add rdi, 8",
+    "41: test dl, 4",
+    "    jz 42f",
+    "    mov eax, [rsi]",
+    "    mov [rdi], eax",
+    "    add rsi, 4",
+    "    add rdi, 4",
+    "42: test dl, 2",
+    "    jz 43f",
+    "    mov ax, [rsi]",
+    "    mov [rdi], ax",
+    "    add rsi, 2",
+    "    add rdi, 2",
+    "43: test dl, 1",
+    "    jz 90f",
+    "    mov al, [rsi]",
+    "    mov [rdi], al",
+    "90: xor eax, eax",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_load, . - ferroce_mem_load",
+    // { u64 old, u64 fault } ferroce_mem_compare_swap(user rdi, compare rsi, swap rdx)
+    ".balign 32",
+    ".globl ferroce_mem_compare_swap",
+    ".hidden ferroce_mem_compare_swap",
+    ".type ferroce_mem_compare_swap,@function",
+    "ferroce_mem_compare_swap:",
+    ".cfi_startproc",
+    "    mov r8, rdi",
+    "    lea r9, [rdi + 8]",
+    "    mov rax, rsi",
+    "    lock cmpxchg [rdi], rdx",
+    "    xor edx, edx",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_compare_swap, . - ferroce_mem_compare_swap",
+    // { u64 old, u64 fault } ferroce_mem_fetch_add(user rdi, add rsi)
+    ".globl ferroce_mem_fetch_add",
+    ".hidden ferroce_mem_fetch_add",
+    ".type ferroce_mem_fetch_add,@function",
+    "ferroce_mem_fetch_add:",
+    ".cfi_startproc",
+    "    mov r8, rdi",
+    "    lea r9, [rdi + 8]",
+    "    mov rax, rsi",
+    "    lock xadd [rdi], rax",
+    "    xor edx, edx",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_fetch_add, . - ferroce_mem_fetch_add",
+    ".globl ferroce_mem_end",
+    ".hidden ferroce_mem_end",
+    "ferroce_mem_end:",
+    // Where the handler goes on: returns the fault in the registers of either kind of result.
+    ".globl ferroce_mem_fault",
+    ".hidden ferroce_mem_fault",
+    ".type ferroce_mem_fault,@function",
+    "ferroce_mem_fault:",
+    ".cfi_startproc",
+    "    mov eax, 1",
+    "    mov edx, 1",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_fault, . - ferroce_mem_fault",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static ferroce_mem_begin: u8;
+    static ferroce_mem_end: u8;
+    static ferroce_mem_fault: u8;
+    fn ferroce_mem_store(user: usize, ours: *const u8, len: usize) -> u32;
+    fn ferroce_mem_load(ours: *mut u8, user: usize, len: usize) -> u32;
+    fn ferroce_mem_compare_swap(user: usize, compare: u64, swap: u64) -> Word;
+    fn ferroce_mem_fetch_add(user: usize, add: u64) -> Word;
+}
+
+/// Result of an atomic, in two registers.
+#[repr(C)]
+struct Word {
+    old: u64,
+    fault: u64,
+}
+
+impl Word {
+    fn into_result(self) -> Result<u64, Fault> {
+        if self.fault == 0 { Ok(self.old) } else { Err(Fault) }
+    }
+}
+
+/// Copies `data` to the memory at `addr`.
+#[inline]
+pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    // SAFETY: reads exactly the borrowed slice; writes `data.len()` bytes at `addr`, which the module's invariant allows; a fault
+    // there is answered by the handler (the caller checked that it is in place). The ABI is that of the declaration.
+    let fault = unsafe { ferroce_mem_store(addr as usize, data.as_ptr(), data.len()) };
+    if fault == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// Copies `len` bytes of the memory at `addr` to `buffer`.
+///
+/// # Safety
+/// `buffer` is valid for writes of `len` bytes.
+#[inline]
+pub(super) unsafe fn read(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
+    // SAFETY: writes exactly what the caller vouches for; the reads are as in `write`.
+    let fault = unsafe { ferroce_mem_load(buffer, addr as usize, len) };
+    if fault == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// Compares and swaps the word at `addr`; gives the old value.
+#[inline]
+pub(super) fn compare_swap(addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+    // SAFETY: changes only the word at `addr`, which the module's invariant allows; faults as in `write`.
+    unsafe { ferroce_mem_compare_swap(addr as usize, compare, swap) }.into_result()
+}
+
+/// Adds to the word at `addr`; gives the old value.
+#[inline]
+pub(super) fn fetch_add(addr: u64, add: u64) -> Result<u64, Fault> {
+    // SAFETY: as in `compare_swap`.
+    unsafe { ferroce_mem_fetch_add(addr as usize, add) }.into_result()
+}
+
+/// For the signal handler: if the interrupted code is ours and `fault_addr` is the user memory it was about to touch, makes it go on
+/// at the failure exit.
+pub(super) fn fix_up(context: &mut libc::ucontext_t, fault_addr: usize) -> bool {
+    let registers = &mut context.uc_mcontext.gregs;
+    let code = (&raw const ferroce_mem_begin) as usize..(&raw const ferroce_mem_end) as usize;
+    if !code.contains(&(registers[libc::REG_RIP as usize] as usize)) {
+        return false;
+    }
+    let memory = registers[libc::REG_R8 as usize] as usize..registers[libc::REG_R9 as usize] as usize;
+    if !memory.contains(&fault_addr) {
+        return false;
+    }
+    registers[libc::REG_RIP as usize] = (&raw const ferroce_mem_fault) as usize as libc::greg_t;
+    true
+}
