@@ -62,6 +62,8 @@ pub enum Drop {
     BadLength,
     NoReceive,
     MessageBroken,
+    Version,
+    Access,
 }
 
 /// Things worth counting besides drops.

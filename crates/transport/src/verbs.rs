@@ -281,29 +281,50 @@ pub struct QpInit {
 bitflags::bitflags! {
     /// `enum ibv_qp_attr_mask`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[allow(missing_docs)]
     pub struct QpAttrMask: u32 {
+        /// `IBV_QP_STATE`
         const STATE = 1 << 0;
+        /// `IBV_QP_CUR_STATE`
         const CUR_STATE = 1 << 1;
+        /// `IBV_QP_EN_SQD_ASYNC_NOTIFY`
         const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// `IBV_QP_ACCESS_FLAGS`
         const ACCESS_FLAGS = 1 << 3;
+        /// `IBV_QP_PKEY_INDEX`
         const PKEY_INDEX = 1 << 4;
+        /// `IBV_QP_PORT`
         const PORT = 1 << 5;
+        /// `IBV_QP_QKEY`
         const QKEY = 1 << 6;
+        /// `IBV_QP_AV`
         const AV = 1 << 7;
+        /// `IBV_QP_PATH_MTU`
         const PATH_MTU = 1 << 8;
+        /// `IBV_QP_TIMEOUT`
         const TIMEOUT = 1 << 9;
+        /// `IBV_QP_RETRY_CNT`
         const RETRY_CNT = 1 << 10;
+        /// `IBV_QP_RNR_RETRY`
         const RNR_RETRY = 1 << 11;
+        /// `IBV_QP_RQ_PSN`
         const RQ_PSN = 1 << 12;
+        /// `IBV_QP_MAX_QP_RD_ATOMIC`
         const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// `IBV_QP_ALT_PATH`
         const ALT_PATH = 1 << 14;
+        /// `IBV_QP_MIN_RNR_TIMER`
         const MIN_RNR_TIMER = 1 << 15;
+        /// `IBV_QP_SQ_PSN`
         const SQ_PSN = 1 << 16;
+        /// `IBV_QP_MAX_DEST_RD_ATOMIC`
         const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// `IBV_QP_PATH_MIG_STATE`
         const PATH_MIG_STATE = 1 << 18;
+        /// `IBV_QP_CAP`
         const CAP = 1 << 19;
+        /// `IBV_QP_DEST_QPN`
         const DEST_QPN = 1 << 20;
+        /// `IBV_QP_RATE_LIMIT`
         const RATE_LIMIT = 1 << 25;
     }
 }

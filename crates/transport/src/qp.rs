@@ -1,0 +1,426 @@
+//! A queue pair: its state, and the machines of its service type.
+
+use std::net::IpAddr;
+
+use ferroce_wire::Opcode;
+
+use crate::decode::{CLASS_MASK, CLASS_RC, CLASS_UC, CLASS_UD};
+use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
+use crate::qp_state::{self, ModifyError};
+use crate::receive;
+use crate::requester::Requester;
+use crate::responder::Responder;
+use crate::send_once::SendOnce;
+use crate::timer::Nanos;
+use crate::uc::UcReceiver;
+use crate::ud::UdReceiver;
+use crate::verbs::{QpAttr, QpAttrMask, QpEvent, QpInit, QpState, QpType, SendWr};
+use crate::wqe::Wqe;
+
+/// The P_Key that every packet carries: the default partition. The top bit tells full from limited members.
+const DEFAULT_PKEY: u16 = 0x7fff;
+
+/// What the machines need to know of their queue pair.
+#[derive(Clone, Copy)]
+pub(crate) struct Conn<'a> {
+    pub(crate) init: &'a QpInit,
+    pub(crate) attr: &'a QpAttr,
+    pub(crate) state: QpState,
+}
+
+/// The queue pair must leave its state. The request at fault was completed by the machine that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upset {
+    /// To ERR: everything is flushed.
+    Err,
+    /// To SQE: the send queue is flushed, receiving goes on (UC, UD).
+    Sqe,
+}
+
+/// How an input ended.
+pub(crate) type Outcome = Result<(), Upset>;
+
+#[derive(Debug)]
+enum Machines {
+    // One of the two is always in use, and a process may have thousands of idle queue pairs: neither is boxed twice.
+    Rc { requester: Requester, responder: Responder, responder_turn: bool },
+    Uc { sender: SendOnce, receiver: UcReceiver },
+    Ud { sender: SendOnce, receiver: UdReceiver },
+}
+
+impl Machines {
+    fn new(qp_type: QpType) -> Machines {
+        match qp_type {
+            QpType::Rc => {
+                Machines::Rc { requester: Requester::new(), responder: Responder::new(), responder_turn: false }
+            }
+            QpType::Uc => Machines::Uc { sender: SendOnce::new(), receiver: UcReceiver::new() },
+            QpType::Ud => Machines::Ud { sender: SendOnce::new(), receiver: UdReceiver::default() },
+        }
+    }
+}
+
+/// A queue pair.
+///
+/// Its methods are of three kinds. **Commands** ([`modify`](Qp::modify), [`post_send`](Qp::post_send),
+/// [`flush_recv`](Qp::flush_recv)) come from the program; **inputs** ([`handle_packet`](Qp::handle_packet),
+/// [`handle_timeout`](Qp::handle_timeout), [`handle_transmit_fault`](Qp::handle_transmit_fault)) from the network, the clock and
+/// the link; **outputs** ([`poll_transmit`](Qp::poll_transmit), [`next_timeout`](Qp::next_timeout)) are asked for. After every
+/// command and every input (or a batch of them) the host calls `poll_transmit` until it gives `None`, then asks `next_timeout`.
+/// It calls `poll_transmit` again when a window that had no room has some.
+#[derive(Debug)]
+pub struct Qp {
+    init: QpInit,
+    attr: QpAttr,
+    machines: Machines,
+    /// The first packet after RTR was seen.
+    established: bool,
+    /// SQ_DRAINED was told (or draining is not going on).
+    drained: bool,
+}
+
+macro_rules! conn {
+    ($qp:expr) => {
+        Conn { init: &$qp.init, attr: &$qp.attr, state: $qp.attr.state }
+    };
+}
+
+impl Qp {
+    /// A queue pair in RESET.
+    pub fn new(init: QpInit) -> Qp {
+        Qp { init, attr: QpAttr::default(), machines: Machines::new(init.qp_type), established: false, drained: true }
+    }
+
+    /// What it was made with.
+    pub fn init(&self) -> &QpInit {
+        &self.init
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.attr.state
+    }
+
+    /// Its attributes.
+    pub fn attr(&self) -> &QpAttr {
+        &self.attr
+    }
+
+    /// Changes the state or attributes (`ibv_modify_qp(3)`). On an error nothing was changed.
+    ///
+    /// The path MTU of a UD queue pair is not an attribute of verbs: it is the port's. The host puts it into `attr.path_mtu` when it
+    /// takes the queue pair to RTR.
+    pub fn modify(
+        &mut self,
+        now: Nanos,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+        host: &mut impl Host,
+    ) -> Result<(), ModifyError> {
+        let from = self.attr.state;
+        let to = qp_state::check(&self.init, from, attr, mask)?;
+        match to {
+            QpState::Reset => {
+                self.reset(host);
+                return Ok(());
+            }
+            QpState::Err => {
+                self.enter_err(host);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let mask =
+            if self.init.qp_type == QpType::Ud && to == QpState::Rtr { mask | QpAttrMask::PATH_MTU } else { mask };
+        qp_state::apply(&mut self.attr, attr, mask);
+        self.attr.cur_state = to;
+        self.attr.state = to;
+        if from != to {
+            self.entered(from, to);
+        }
+        self.settle(Ok(()), host);
+        let _ = now;
+        Ok(())
+    }
+
+    fn entered(&mut self, from: QpState, to: QpState) {
+        match to {
+            QpState::Rtr => {
+                let psn = self.attr.rq_psn;
+                match &mut self.machines {
+                    Machines::Rc { responder, .. } => responder.start(psn),
+                    Machines::Uc { receiver, .. } => receiver.start(psn),
+                    Machines::Ud { .. } => {}
+                }
+            }
+            QpState::Rts => {
+                self.attr.sq_draining = false;
+                self.drained = true;
+                if from == QpState::Rtr {
+                    let psn = self.attr.sq_psn;
+                    match &mut self.machines {
+                        Machines::Rc { requester, .. } => requester.start(psn),
+                        Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.start(psn),
+                    }
+                }
+            }
+            QpState::Sqd => {
+                self.attr.sq_draining = true;
+                self.drained = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// Posts a send request. The poster checked the room in the queue, and that the state takes requests at all (RTS, SQD, SQE,
+    /// ERR); in SQE and ERR it completes as flushed.
+    pub fn post_send(&mut self, now: Nanos, wr: SendWr, host: &mut impl Host) {
+        let _ = now;
+        if matches!(self.attr.state, QpState::Err | QpState::Sqe) {
+            Wqe::new(wr).flush(self.init.qpn, self.attr.dest_qpn, host);
+            return;
+        }
+        match &mut self.machines {
+            Machines::Rc { requester, .. } => requester.post(wr),
+            Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.post(wr),
+        }
+    }
+
+    /// Completes as flushed what is in the receive queue of a queue pair in ERR: for receives that were posted since. Those of an
+    /// SRQ stay there.
+    pub fn flush_recv(&mut self, host: &mut impl Host) {
+        if self.init.has_srq || self.attr.state != QpState::Err {
+            return;
+        }
+        while let Some(wr) = host.pop_recv() {
+            receive::flush(&wr, &self.init, self.attr.dest_qpn, host);
+        }
+    }
+
+    /// A packet for this queue pair that passed the ICRC.
+    pub fn handle_packet(&mut self, now: Nanos, packet: &Packet<'_>, host: &mut impl Host) {
+        if let Err(reason) = self.admit(packet) {
+            host.drop_packet(reason);
+            return;
+        }
+        let conn = conn!(self);
+        let outcome = match &mut self.machines {
+            Machines::Rc { requester, .. } if packet.headers.bth.opcode.is_response() => {
+                requester.handle_packet(now, conn, packet, host)
+            }
+            Machines::Rc { responder, .. } => {
+                establish(&mut self.established, conn, host);
+                responder.handle_packet(conn, packet, host)
+            }
+            Machines::Uc { receiver, .. } => {
+                establish(&mut self.established, conn, host);
+                receiver.handle_packet(conn, packet, host)
+            }
+            Machines::Ud { receiver, .. } => receiver.handle_packet(conn, packet, host),
+        };
+        self.settle(outcome, host);
+    }
+
+    /// What holds for packets of any kind (IBA 9.6.1).
+    fn admit(&self, packet: &Packet<'_>) -> Result<(), Drop> {
+        let bth = &packet.headers.bth;
+        if matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err) {
+            return Err(Drop::QpState);
+        }
+        if bth.tver != 0 {
+            return Err(Drop::Version);
+        }
+        if bth.pkey & DEFAULT_PKEY != DEFAULT_PKEY {
+            return Err(Drop::PKey);
+        }
+        if bth.opcode == Opcode::CNP {
+            return Err(Drop::BadOpcode);
+        }
+        let class = match self.init.qp_type {
+            QpType::Rc => CLASS_RC,
+            QpType::Uc => CLASS_UC,
+            QpType::Ud => CLASS_UD,
+        };
+        if bth.opcode.0 & CLASS_MASK != class {
+            return Err(Drop::WrongTransport);
+        }
+        if self.init.qp_type != QpType::Ud && !self.is_peer(packet.net.src) {
+            return Err(Drop::WrongSource);
+        }
+        Ok(())
+    }
+
+    fn is_peer(&self, src: IpAddr) -> bool {
+        self.attr.path.as_ref().is_some_and(|path| path.dst.to_canonical() == src.to_canonical())
+    }
+
+    /// The time that [`next_timeout`](Qp::next_timeout) named has come (or not: then nothing happens).
+    pub fn handle_timeout(&mut self, now: Nanos, host: &mut impl Host) {
+        if let Machines::Rc { requester, .. } = &mut self.machines {
+            let outcome = requester.handle_timeout(now, conn!(self), host);
+            self.settle(outcome, host);
+        }
+    }
+
+    /// The memory of a train was gone when the link read it: nothing of the train went out.
+    pub fn handle_transmit_fault(&mut self, now: Nanos, train: &Train, error: MemoryError, host: &mut impl Host) {
+        let _ = now;
+        if matches!(self.attr.state, QpState::Reset | QpState::Init) {
+            return;
+        }
+        let conn = conn!(self);
+        let outcome = match (&mut self.machines, train.from) {
+            (Machines::Rc { requester, .. }, Side::Requester) => {
+                requester.handle_transmit_fault(train, error, host);
+                Ok(())
+            }
+            (Machines::Rc { responder, .. }, Side::Responder) => {
+                Err(responder.handle_transmit_fault(train, error, conn, host))
+            }
+            (Machines::Uc { sender, .. } | Machines::Ud { sender, .. }, _) => {
+                sender.handle_transmit_fault(train, error, conn, host)
+            }
+        };
+        self.settle(outcome, host);
+    }
+
+    /// The next train to send.
+    pub fn poll_transmit(&mut self, now: Nanos, host: &mut impl Host) -> Option<Train> {
+        loop {
+            let conn = conn!(self);
+            let polled = match &mut self.machines {
+                Machines::Rc { requester, responder, responder_turn } => {
+                    *responder_turn = !*responder_turn;
+                    poll_rc(now, requester, responder, *responder_turn, conn, host)
+                }
+                Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.poll_transmit(conn, host),
+            };
+            match polled {
+                Ok(train) => {
+                    self.settle(Ok(()), host);
+                    return train;
+                }
+                // A machine stopped; the other may still have something to say.
+                Err(upset) => self.settle(Err(upset), host),
+            }
+        }
+    }
+
+    /// When [`handle_timeout`](Qp::handle_timeout) wants to be called.
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        match &self.machines {
+            Machines::Rc { requester, .. } => requester.next_timeout(),
+            Machines::Uc { .. } | Machines::Ud { .. } => None,
+        }
+    }
+
+    /// Carries out what an input led to.
+    fn settle(&mut self, outcome: Outcome, host: &mut impl Host) {
+        match outcome {
+            Ok(()) => {}
+            Err(Upset::Err) => self.enter_err(host),
+            Err(Upset::Sqe) => self.enter_sqe(host),
+        }
+        if !self.drained && self.is_drained() {
+            self.drained = true;
+            self.attr.sq_draining = false;
+            if self.attr.en_sqd_async_notify {
+                host.event(QpEvent::SqDrained);
+            }
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.attr.state == QpState::Sqd
+            && match &self.machines {
+                Machines::Rc { requester, .. } => requester.is_drained(),
+                Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.is_drained(),
+            }
+    }
+
+    /// Goes to ERR: send requests and receives are flushed in their order.
+    fn enter_err(&mut self, host: &mut impl Host) {
+        if self.attr.state == QpState::Err {
+            return;
+        }
+        self.set_state(QpState::Err);
+        let conn = conn!(self);
+        match &mut self.machines {
+            Machines::Rc { requester, responder, .. } => {
+                requester.flush(conn, host);
+                responder.flush(conn, host);
+            }
+            Machines::Uc { sender, receiver } => {
+                sender.flush(conn, host);
+                receiver.flush(conn, host);
+            }
+            Machines::Ud { sender, receiver } => {
+                sender.flush(conn, host);
+                receiver.flush(conn, host);
+            }
+        }
+        self.flush_recv(host);
+        if self.init.has_srq {
+            host.event(QpEvent::LastWqeReached);
+        }
+    }
+
+    /// Goes to SQE: send requests are flushed.
+    fn enter_sqe(&mut self, host: &mut impl Host) {
+        self.set_state(QpState::Sqe);
+        let conn = conn!(self);
+        match &mut self.machines {
+            Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.flush(conn, host),
+            Machines::Rc { .. } => unreachable!("RC has no SQE"),
+        }
+    }
+
+    /// Forgets everything, without completions.
+    fn reset(&mut self, host: &mut impl Host) {
+        match &mut self.machines {
+            Machines::Rc { requester, .. } => requester.reset(host),
+            Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.reset(host),
+        }
+        if !self.init.has_srq {
+            while host.pop_recv().is_some() {}
+        }
+        *self = Qp::new(self.init);
+    }
+
+    fn set_state(&mut self, state: QpState) {
+        self.attr.state = state;
+        self.attr.cur_state = state;
+        self.attr.sq_draining = false;
+        self.drained = true;
+    }
+}
+
+fn poll_rc(
+    now: Nanos,
+    requester: &mut Requester,
+    responder: &mut Responder,
+    responder_first: bool,
+    conn: Conn<'_>,
+    host: &mut impl Host,
+) -> Result<Option<Train>, Upset> {
+    // Neither side may starve the other: they take turns.
+    if responder_first && let Some(train) = responder.poll_transmit(conn, host)? {
+        return Ok(Some(train));
+    }
+    if matches!(conn.state, QpState::Rts | QpState::Sqd)
+        && let Some(train) = requester.poll_transmit(now, conn, host)?
+    {
+        return Ok(Some(train));
+    }
+    if responder_first { Ok(None) } else { responder.poll_transmit(conn, host) }
+}
+
+/// The first packet in RTR tells that the peer is there (IBA 11.6.3.1).
+fn establish(established: &mut bool, conn: Conn<'_>, host: &mut impl Host) {
+    if !*established {
+        *established = true;
+        if conn.state == QpState::Rtr {
+            host.event(QpEvent::CommEst);
+        }
+    }
+}

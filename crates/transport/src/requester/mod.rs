@@ -1,0 +1,230 @@
+//! The RC requester: turns send requests into request packets, keeps them until they are acknowledged, sends again what was lost.
+//!
+//! Everything is counted from `una`, the oldest PSN without an answer:
+//!
+//! ```text
+//!      una            una + sent           una + in_flight
+//!       |  sent in this    |  sent before a      |  never sent
+//!       |  pass            |  go-back            |
+//! ```
+//!
+//! Going back always goes to `una` (go-back-N, IBA 9.7.7.2): a NAK or a gap says that all before it arrived. `flights` lists the
+//! trains of the present pass, whose bytes are charged to the windows.
+
+mod receive;
+mod send;
+
+use std::collections::VecDeque;
+
+use ferroce_wire::Psn;
+
+use crate::host::{Count, Host, MemoryError, Train, Window, WindowSignal};
+use crate::qp::{Conn, Outcome, Upset};
+use crate::recovery::Recovery;
+use crate::timer::{Nanos, Timer, TimerTable};
+use crate::verbs::{QpState, SendOp, SendWr};
+use crate::wqe::{Failure, Wqe};
+
+pub(crate) use send::charge;
+
+/// Most PSNs without an answer: half of what PSN comparison can tell apart.
+const IN_FLIGHT_MAX: u32 = 1 << 22;
+
+/// A train of the present pass.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    /// PSNs without an answer.
+    packets: u32,
+    /// Bytes charged, and to which window.
+    charge: u32,
+    window: Window,
+    /// A READ or atomic request: counts towards `max_rd_atomic`.
+    read: bool,
+    /// When it was sent, if for the first time: gives a round trip.
+    first_sent: Option<Nanos>,
+}
+
+/// Where sending stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cursor {
+    /// Request, by its place in the queue.
+    index: usize,
+    /// Packet of it.
+    packet: u32,
+}
+
+/// Requester state of one RC queue pair.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    queue: VecDeque<Wqe>,
+    cursor: Cursor,
+    una: Psn,
+    /// PSNs sent at least once and not answered.
+    in_flight: u32,
+    /// PSNs of these sent in the present pass.
+    sent: u32,
+    flights: VecDeque<Flight>,
+    /// READ and atomic requests among `flights`.
+    reads: u32,
+    /// A missing response was asked for again, and nothing came since: further gaps are the same gap.
+    gap_repeated: bool,
+    recovery: Recovery,
+    timers: TimerTable,
+}
+
+impl Requester {
+    pub(crate) fn new() -> Requester {
+        Requester {
+            queue: VecDeque::new(),
+            cursor: Cursor::default(),
+            una: Psn::new(0),
+            in_flight: 0,
+            sent: 0,
+            flights: VecDeque::new(),
+            reads: 0,
+            gap_repeated: false,
+            recovery: Recovery::default(),
+            timers: TimerTable::default(),
+        }
+    }
+
+    /// Sets the first PSN: the queue pair goes to RTS.
+    pub(crate) fn start(&mut self, psn: Psn) {
+        self.una = psn;
+    }
+
+    pub(crate) fn post(&mut self, wr: SendWr) {
+        self.queue.push_back(Wqe::new(wr));
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        self.timers.next()
+    }
+
+    /// Nothing that was started is incomplete.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.front().is_none_or(|wqe| !wqe.started)
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
+        self.timers.take_expired(Timer::RnrWait, now);
+        if self.timers.take_expired(Timer::Retransmit, now) {
+            host.count(Count::Timeout, 1);
+            self.recovery.timed_out();
+            self.repeat(now, WindowSignal::TimedOut, conn, host)?;
+        }
+        Ok(())
+    }
+
+    /// The memory of a train was gone when the link read it: nothing of it went out.
+    pub(crate) fn handle_transmit_fault(&mut self, train: &Train, error: MemoryError, host: &mut impl Host) {
+        let at = train.head.bth.psn.diff(self.una);
+        if at < 0 || at as u32 >= self.in_flight {
+            return;
+        }
+        // The request that the train belongs to, and the PSNs before it.
+        let mut before = 0;
+        for index in 0..self.queue.len() {
+            let wqe = &mut self.queue[index];
+            let open = wqe.packets - wqe.acked;
+            if at as u32 >= before + open {
+                before += open;
+                continue;
+            }
+            wqe.failed.get_or_insert(Failure::local(error));
+            if self.cursor.index >= index {
+                self.cursor = Cursor { index, packet: wqe.acked };
+                self.sent = before;
+                self.drop_flights_from(before, host);
+            }
+            return;
+        }
+    }
+
+    /// Takes back the trains behind the first `packets` PSNs.
+    fn drop_flights_from(&mut self, packets: u32, host: &mut impl Host) {
+        let mut total: u32 = self.flights.iter().map(|flight| flight.packets).sum();
+        while total > packets {
+            let flight = self.flights.pop_back().expect("the trains have that many packets");
+            total -= flight.packets;
+            self.reads -= u32::from(flight.read);
+            host.window_return(flight.window, flight.charge, WindowSignal::Released);
+        }
+    }
+
+    /// Goes back to the oldest PSN without an answer, unless it is time to give up.
+    fn repeat(&mut self, now: Nanos, signal: WindowSignal, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
+        if !self.recovery.may_repeat(now, conn.attr) {
+            return Err(self.fail_front(Failure::no_answer(), conn, host));
+        }
+        self.go_back(signal, host);
+        Ok(())
+    }
+
+    fn go_back(&mut self, signal: WindowSignal, host: &mut impl Host) {
+        self.cursor = Cursor { index: 0, packet: self.queue.front().map_or(0, |wqe| wqe.acked) };
+        self.sent = 0;
+        self.reads = 0;
+        self.timers.cancel(Timer::Retransmit);
+        let mut returned = [0u32; 2];
+        for flight in self.flights.drain(..) {
+            returned[flight.window as usize] += flight.charge;
+        }
+        give_back(returned, signal, host);
+    }
+
+    /// Completes the front request in error; the queue pair goes to ERR.
+    fn fail_front(&mut self, failure: Failure, conn: Conn<'_>, host: &mut impl Host) -> Upset {
+        if let Some(wqe) = self.queue.pop_front() {
+            wqe.finish(conn.init.qpn, conn.attr.dest_qpn, Some(failure), host);
+        }
+        Upset::Err
+    }
+
+    /// Completes everything as flushed and comes to rest.
+    pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        for wqe in std::mem::take(&mut self.queue) {
+            wqe.flush(conn.init.qpn, conn.attr.dest_qpn, host);
+        }
+        self.reset(host);
+    }
+
+    /// Forgets everything without a completion; gives slots and window back.
+    pub(crate) fn reset(&mut self, host: &mut impl Host) {
+        self.go_back(WindowSignal::Released, host);
+        if !self.queue.is_empty() {
+            host.release_send(self.queue.len() as u32);
+        }
+        *self = Requester::new();
+    }
+
+    /// Completes the front request with success, and with it what is done already.
+    fn complete_front(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        loop {
+            let wqe = self.queue.pop_front().expect("there is a front request");
+            match self.cursor.index.checked_sub(1) {
+                Some(index) => self.cursor.index = index,
+                // It was answered before a go-back came to its end.
+                None => self.cursor.packet = 0,
+            }
+            wqe.finish(conn.init.qpn, conn.attr.dest_qpn, None, host);
+            if !self.queue.front().is_some_and(|wqe| matches!(wqe.op, SendOp::LocalInv { .. }) && wqe.started) {
+                return;
+            }
+        }
+    }
+
+    /// New requests may be started.
+    fn may_start(conn: Conn<'_>) -> bool {
+        conn.state == QpState::Rts
+    }
+}
+
+fn give_back(returned: [u32; 2], signal: WindowSignal, host: &mut impl Host) {
+    for window in [Window::Requests, Window::Responses] {
+        let bytes = returned[window as usize];
+        if bytes > 0 {
+            host.window_return(window, bytes, signal);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! RC requester: what goes out next.
+
+use ferroce_wire::{AtomicEth, Bth, Headers, Opcode, Psn, Reth};
+use smallvec::SmallVec;
+
+use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
+use crate::decode::CLASS_RC;
+use crate::host::{Count, Host, Payload, Side, Train, Window};
+use crate::qp::{Conn, Upset};
+use crate::timer::{Nanos, Timer};
+use crate::verbs::{SendFlags, SendOp, WcStatus};
+use crate::wqe::{Failure, Route, Wqe, message_train, train_packets_max, vendor};
+
+/// Bytes that a packet has on the wire besides its payload: IPv6, UDP, BTH, the largest extended header, ICRC.
+const PACKET_OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4;
+/// What the kernel spends on a datagram besides its bytes.
+const DATAGRAM_OVERHEAD: u32 = 1024;
+
+/// What a train of `packets` packets with `len` bytes of payload takes from a window.
+pub(crate) const fn charge(len: u32, packets: u32) -> u32 {
+    len + packets * PACKET_OVERHEAD + DATAGRAM_OVERHEAD
+}
+
+/// What came of looking at the request under the cursor.
+#[expect(clippy::large_enum_variant, reason = "only ever returned; a box would cost an allocation a train")]
+enum Step {
+    /// Look again: the cursor moved.
+    Again,
+    /// Nothing to send now.
+    Wait,
+    Send(Train),
+}
+
+/// A train that is about to go out.
+struct Departure {
+    packets: u32,
+    charge: u32,
+    window: Window,
+    read: bool,
+}
+
+impl Requester {
+    /// The next train, if there is one and a window lets it go.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        now: Nanos,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Result<Option<Train>, Upset> {
+        if self.timers.is_armed(Timer::RnrWait) {
+            return Ok(None);
+        }
+        loop {
+            let Some(wqe) = self.queue.get(self.cursor.index) else { return Ok(None) };
+            if let Some(failure) = wqe.failed {
+                // Its predecessors complete first.
+                return if self.cursor.index == 0 { Err(self.fail_front(failure, conn, host)) } else { Ok(None) };
+            }
+            match self.step(now, conn, host) {
+                Ok(Step::Again) => {}
+                Ok(Step::Wait) => return Ok(None),
+                Ok(Step::Send(train)) => return Ok(Some(train)),
+                Err(failure) => self.queue[self.cursor.index].failed = Some(failure),
+            }
+        }
+    }
+
+    fn step(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Result<Step, Failure> {
+        let wqe = &mut self.queue[self.cursor.index];
+        if !wqe.started {
+            let fenced = wqe.flags.contains(SendFlags::FENCE) && self.reads > 0;
+            if fenced || !Self::may_start(conn) {
+                return Ok(Step::Wait);
+            }
+            start(wqe, conn, host)?;
+        }
+        if let SendOp::LocalInv { .. } = wqe.op {
+            self.cursor = Cursor { index: self.cursor.index + 1, packet: 0 };
+            if self.cursor.index == 1 {
+                self.complete_front(conn, host);
+            }
+            return Ok(Step::Again);
+        }
+        if self.sent >= IN_FLIGHT_MAX {
+            return Ok(Step::Wait);
+        }
+        let wqe = &self.queue[self.cursor.index];
+        let psn = self.una.add(self.sent);
+        let next = match wqe.op {
+            SendOp::Read { raddr, rkey } => self.read_request(wqe, raddr, rkey, psn, conn, host),
+            SendOp::CompareSwap { raddr, rkey, compare, swap } => {
+                let eth = AtomicEth { va: raddr, rkey, swap_add: swap, compare };
+                self.atomic_request(Opcode::RC_COMPARE_SWAP, eth, psn, conn, host)
+            }
+            SendOp::FetchAdd { raddr, rkey, add } => {
+                let eth = AtomicEth { va: raddr, rkey, swap_add: add, compare: 0 };
+                self.atomic_request(Opcode::RC_FETCH_ADD, eth, psn, conn, host)
+            }
+            _ => self.message(wqe, psn, conn, host)?,
+        };
+        let Some((train, departure)) = next else { return Ok(Step::Wait) };
+        self.depart(now, departure, conn, host);
+        Ok(Step::Send(train))
+    }
+
+    /// The next train of a SEND or WRITE.
+    fn message(
+        &self,
+        wqe: &Wqe,
+        psn: Psn,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Result<Option<(Train, Departure)>, Failure> {
+        let mtu = conn.attr.path_mtu;
+        let index = self.cursor.packet;
+        let wanted = (wqe.packets - index).min(train_packets_max(mtu));
+        let packets = self.fit(wanted, wqe.len() - index * mtu, mtu, host.window(Window::Requests));
+        if packets == 0 {
+            return Ok(None);
+        }
+        let len = (wqe.len() - index * mtu).min(packets * mtu);
+        let payload = wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)?;
+        let route = Route { class: CLASS_RC, dest_qpn: conn.attr.dest_qpn, mtu };
+        let train = message_train(wqe, route, index, packets, psn, payload);
+        let departure = Departure { packets, charge: charge(len, packets), window: Window::Requests, read: false };
+        Ok(Some((train, departure)))
+    }
+
+    /// How many of `wanted` packets may go: all, or what a half-open window lets through, but no crumbs while an answer is due that
+    /// opens it further.
+    fn fit(&self, wanted: u32, rest: u32, mtu: u32, available: u32) -> u32 {
+        let whole = charge(rest.min(wanted * mtu), wanted);
+        if whole <= available {
+            return wanted;
+        }
+        let fitting = available.saturating_sub(charge(0, 0)) / (mtu + charge(0, 1) - charge(0, 0));
+        if self.sent > 0 && fitting < train_packets_max(mtu) / 2 { 0 } else { fitting.min(wanted) }
+    }
+
+    /// A READ request: at most one train of responses, so that the window governs the flow; up to a fixed boundary of the message,
+    /// so that a repeated request ends where the first one did.
+    fn read_request(
+        &self,
+        wqe: &Wqe,
+        raddr: u64,
+        rkey: u32,
+        psn: Psn,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Option<(Train, Departure)> {
+        if self.reads >= u32::from(conn.attr.max_rd_atomic) {
+            return None;
+        }
+        let mtu = conn.attr.path_mtu;
+        let offset = self.cursor.packet * mtu;
+        let len = read_chunk_end(offset, wqe.len(), mtu) - offset;
+        let packets = Wqe::packets_for(len, mtu);
+        let charge = charge(len, packets);
+        if charge > host.window(Window::Responses) {
+            return None;
+        }
+        let mut headers = single(Opcode::RC_READ_REQUEST, psn, conn);
+        headers.reth = Some(Reth { va: raddr.wrapping_add(u64::from(offset)), rkey, len });
+        Some((header_train(headers), Departure { packets, charge, window: Window::Responses, read: true }))
+    }
+
+    fn atomic_request(
+        &self,
+        opcode: Opcode,
+        eth: AtomicEth,
+        psn: Psn,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Option<(Train, Departure)> {
+        let charge = charge(0, 1);
+        if self.reads >= u32::from(conn.attr.max_rd_atomic) || charge > host.window(Window::Requests) {
+            return None;
+        }
+        let mut headers = single(opcode, psn, conn);
+        headers.atomic = Some(eth);
+        Some((header_train(headers), Departure { packets: 1, charge, window: Window::Requests, read: true }))
+    }
+
+    /// Books a train as sent.
+    fn depart(&mut self, now: Nanos, departure: Departure, conn: Conn<'_>, host: &mut impl Host) {
+        let Departure { packets, charge, window, read } = departure;
+        host.window_take(window, charge);
+        let again = packets.min(self.in_flight - self.sent);
+        if again > 0 {
+            host.count(Count::PacketsRetransmitted, again);
+        }
+        self.flights.push_back(Flight { packets, charge, window, read, first_sent: (again == 0).then_some(now) });
+        self.reads += u32::from(read);
+        self.sent += packets;
+        self.in_flight = self.in_flight.max(self.sent);
+        self.cursor.packet += packets;
+        if self.cursor.packet == self.queue[self.cursor.index].packets {
+            self.cursor = Cursor { index: self.cursor.index + 1, packet: 0 };
+        }
+        if !self.timers.is_armed(Timer::Retransmit) {
+            let at = self.recovery.retransmit_at(now, conn.attr);
+            self.timers.arm(Timer::Retransmit, at);
+        }
+    }
+}
+
+/// The request's turn came for the first time: checks what can be checked before anything goes out.
+fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Failure> {
+    let len = wqe.checked_len()?;
+    match wqe.op {
+        SendOp::LocalInv { rkey } => {
+            host.invalidate(conn.init.pd, rkey, conn.init.qpn)
+                .map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))?;
+            wqe.packets = 0;
+        }
+        _ if wqe.needs_response() && conn.attr.max_rd_atomic == 0 => {
+            return Err(Failure::new(WcStatus::LocQpOpErr, vendor::NOT_ALLOWED));
+        }
+        _ if wqe.is_atomic() => {
+            if len != 8 {
+                return Err(Failure::new(WcStatus::LocLenErr, vendor::TOO_LONG));
+            }
+            wqe.packets = 1;
+        }
+        _ => {
+            if !wqe.is_read() {
+                wqe.check_source(conn.init.pd, host).map_err(Failure::local)?;
+            }
+            wqe.packets = Wqe::packets_for(len, conn.attr.path_mtu);
+        }
+    }
+    wqe.started = true;
+    Ok(())
+}
+
+/// Where the READ request that covers `offset` ends.
+pub(super) fn read_chunk_end(offset: u32, len: u32, mtu: u32) -> u32 {
+    let chunk = train_packets_max(mtu) * mtu;
+    (offset / chunk + 1).saturating_mul(chunk).min(len)
+}
+
+fn single(opcode: Opcode, psn: Psn, conn: Conn<'_>) -> Headers {
+    let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, psn));
+    headers.bth.ack_req = true;
+    headers
+}
+
+fn header_train(headers: Headers) -> Train {
+    Train {
+        head: headers,
+        body: headers.bth.opcode,
+        tail: None,
+        packets: 1,
+        mtu: 0,
+        len: 0,
+        payload: Payload::Gather(SmallVec::new()),
+        path: None,
+        from: Side::Requester,
+    }
+}

@@ -1,0 +1,176 @@
+//! The RC responder: executes request packets in PSN order, and answers them (IBA 9.7.4, 9.7.5).
+//!
+//! `request` decides what a packet means and does it; `reply` sends the answers. Between them is one queue, so that answers leave in
+//! the order of the requests.
+
+mod reply;
+mod request;
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{Psn, Syndrome};
+
+use crate::host::Host;
+use crate::qp::{Conn, Upset};
+use crate::receive::{self, Receive};
+use crate::verbs::{QpAttr, QpEvent, RecvWr};
+use crate::wqe::Failure;
+
+/// READs and atomics whose answers may wait, and whose results are kept for duplicates, for each one agreed on: requesters that
+/// know of no limit (kernel rxe) pass it.
+const DEPTH_TOLERANCE: usize = 4;
+/// The same at least.
+const DEPTH_MIN: usize = 16;
+
+/// The message that is arriving.
+#[derive(Debug)]
+enum Message {
+    None,
+    Send(Receive),
+    Write(Write),
+}
+
+/// An RDMA WRITE that is arriving.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    va: u64,
+    rkey: u32,
+    len: u32,
+    done: u32,
+}
+
+/// An answer that waits to be sent.
+#[derive(Clone, Copy, Debug)]
+enum Reply {
+    Ack { psn: Psn, msn: u32 },
+    Nak { psn: Psn, msn: u32, syndrome: Syndrome },
+    Atomic { psn: Psn, msn: u32, value: u64 },
+    Read(ReadReply),
+}
+
+/// What is left of a READ's answer.
+#[derive(Clone, Copy, Debug)]
+struct ReadReply {
+    psn: Psn,
+    msn: u32,
+    va: u64,
+    rkey: u32,
+    len: u32,
+    /// Nothing of it was sent yet.
+    fresh: bool,
+}
+
+/// A READ or atomic that was executed, for when it comes again.
+#[derive(Clone, Copy, Debug)]
+enum Saved {
+    Read { psn: Psn, packets: u32, va: u64, rkey: u32, len: u32 },
+    Atomic { psn: Psn, value: u64 },
+}
+
+/// Responder state of one RC queue pair.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// PSN expected next.
+    expected: Psn,
+    /// Newest SEND or WRITE PSN received in order: what a duplicate is acknowledged with. READs and atomics do not move it: an ACK
+    /// must not claim that their responses arrived.
+    acked: Psn,
+    /// Messages completed, modulo 2^24.
+    msn: u32,
+    /// A NAK told the requester where to go on; silence until it does.
+    nak_sent: bool,
+    message: Message,
+    replies: VecDeque<Reply>,
+    /// READs and atomics among `replies`.
+    replies_owed: usize,
+    saved: VecDeque<Saved>,
+    /// A fatal NAK is the last word: what is queued up to it still goes out in ERR.
+    dying: bool,
+}
+
+impl Responder {
+    pub(crate) fn new() -> Responder {
+        Responder {
+            expected: Psn::new(0),
+            acked: Psn::new(0),
+            msn: 0,
+            nak_sent: false,
+            message: Message::None,
+            replies: VecDeque::new(),
+            replies_owed: 0,
+            saved: VecDeque::new(),
+            dying: false,
+        }
+    }
+
+    /// Sets the first PSN: the queue pair goes to RTR.
+    pub(crate) fn start(&mut self, psn: Psn) {
+        self.expected = psn;
+        self.acked = psn.sub(1);
+    }
+
+    /// The queue pair went to ERR: takes the receive request that a message was being put into. Answers are dropped, unless
+    /// they end with a fatal NAK.
+    pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        if let Message::Send(receive) = std::mem::replace(&mut self.message, Message::None) {
+            receive::flush(&receive.into_wr(), conn.init, conn.attr.dest_qpn, host);
+        }
+        self.saved = VecDeque::new();
+        if !self.dying {
+            self.replies = VecDeque::new();
+            self.replies_owed = 0;
+        }
+    }
+
+    /// Ends with a NAK: the receive request that is in use (if any) fails, an event tells if there is none, the queue pair goes
+    /// to ERR (IBA 9.9.3, 11.6.3.2).
+    fn fatal(&mut self, fault: Fault, conn: Conn<'_>, host: &mut impl Host) -> Upset {
+        let Fault { psn, syndrome, failure, event } = fault;
+        self.queue_nak(psn, syndrome, host);
+        self.dying = true;
+        if let Some((wr, failure)) = failure {
+            receive::fail(&wr, conn.init, conn.attr.dest_qpn, failure, host);
+        }
+        if let Some(event) = event {
+            host.event(event);
+        }
+        Upset::Err
+    }
+
+    /// The most READs and atomics that may wait for their answers.
+    fn depth(attr: &QpAttr) -> usize {
+        (usize::from(attr.max_dest_rd_atomic) * DEPTH_TOLERANCE).max(DEPTH_MIN)
+    }
+
+    fn save(&mut self, saved: Saved, attr: &QpAttr) {
+        if self.saved.len() >= Self::depth(attr) {
+            self.saved.pop_front();
+        }
+        self.saved.push_back(saved);
+    }
+}
+
+/// What a responder error brings with it.
+struct Fault {
+    psn: Psn,
+    syndrome: Syndrome,
+    failure: Option<(RecvWr, Failure)>,
+    event: Option<QpEvent>,
+}
+
+impl Fault {
+    /// A request that no receive request is used for.
+    fn of_request(psn: Psn, syndrome: Syndrome) -> Fault {
+        let event = match syndrome {
+            Syndrome::NAK_REMOTE_ACCESS => Some(QpEvent::AccessErr),
+            Syndrome::NAK_INVALID_REQUEST => Some(QpEvent::ReqErr),
+            _ => Some(QpEvent::Fatal),
+        };
+        Fault { psn, syndrome, failure: None, event }
+    }
+
+    /// A message that a receive request is used for: its completion tells.
+    fn of_receive(psn: Psn, syndrome: Syndrome, wr: RecvWr, failure: Failure) -> Fault {
+        Fault { psn, syndrome, failure: Some((wr, failure)), event: None }
+    }
+}

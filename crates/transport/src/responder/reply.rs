@@ -1,0 +1,176 @@
+//! RC responder: the answers that wait, and how they go out.
+
+use ferroce_wire::{Aeth, Bth, Headers, Opcode, Psn, Syndrome};
+use smallvec::SmallVec;
+
+use super::request::remote_syndrome;
+use super::{Fault, ReadReply, Reply, Responder};
+use crate::decode::{Part, part_at};
+use crate::host::{Count, Host, MemoryError, Payload, Side, Span, Train};
+use crate::qp::{Conn, Upset};
+use crate::verbs::Access;
+use crate::wqe::{Wqe, pad, train_packets_max};
+
+/// ACKs and NAKs are not queued behind so many answers: only a peer that sends nonsense between READs gets there, and whoever means
+/// it well asks again.
+const REPLIES_MAX: usize = 256;
+
+fn is_fatal(syndrome: Syndrome) -> bool {
+    syndrome.is_nak() && syndrome != Syndrome::NAK_SEQUENCE
+}
+
+impl Responder {
+    /// Queues an ACK. One that is queued already and directly before it need not go: the later one says the same (IBA 9.7.5.1.2).
+    pub(super) fn queue_ack(&mut self, psn: Psn) {
+        let ack = Reply::Ack { psn, msn: self.msn };
+        let room = self.replies.len() < REPLIES_MAX;
+        match self.replies.back_mut() {
+            Some(last @ Reply::Ack { .. }) => *last = ack,
+            _ if room => self.replies.push_back(ack),
+            _ => {}
+        }
+    }
+
+    pub(super) fn queue_nak(&mut self, psn: Psn, syndrome: Syndrome, host: &mut impl Host) {
+        let count = match syndrome {
+            Syndrome::NAK_SEQUENCE => Count::NakSequenceSent,
+            _ if is_fatal(syndrome) => Count::NakFatalSent,
+            _ => Count::RnrNakSent,
+        };
+        host.count(count, 1);
+        let nak = Reply::Nak { psn, msn: self.msn, syndrome };
+        let room = self.replies.len() < REPLIES_MAX || is_fatal(syndrome);
+        match self.replies.back_mut() {
+            Some(last @ Reply::Nak { .. }) => *last = nak,
+            _ if room => self.replies.push_back(nak),
+            _ => {}
+        }
+    }
+
+    /// Queues the answer of a READ or atomic.
+    pub(super) fn owe(&mut self, reply: Reply) {
+        self.replies_owed += 1;
+        self.replies.push_back(reply);
+    }
+
+    /// The next answer.
+    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host) -> Result<Option<Train>, Upset> {
+        let Some(&reply) = self.replies.front() else { return Ok(None) };
+        let train = match reply {
+            Reply::Ack { psn, msn } => {
+                host.count(Count::AckSent, 1);
+                single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome: Syndrome::ACK, msn }, conn)
+            }
+            Reply::Nak { psn, msn, syndrome } => single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome, msn }, conn),
+            Reply::Atomic { psn, msn, value } => {
+                self.replies_owed -= 1;
+                let aeth = Aeth { syndrome: Syndrome::ACK, msn };
+                let mut train = single(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, aeth, conn);
+                train.head.atomic_ack = Some(value);
+                train
+            }
+            Reply::Read(read) => return self.read_train(read, conn, host).map(Some),
+        };
+        self.replies.pop_front();
+        Ok(Some(train))
+    }
+
+    /// The next train of a READ's answer.
+    fn read_train(&mut self, read: ReadReply, conn: Conn<'_>, host: &mut impl Host) -> Result<Train, Upset> {
+        let mtu = conn.attr.path_mtu;
+        let total = Wqe::packets_for(read.len, mtu);
+        let packets = total.min(train_packets_max(mtu));
+        let len = read.len.min(packets * mtu);
+        // The key is looked up again for every train: it may be gone since.
+        let span = if len == 0 {
+            Span { addr: 0, len: 0 }
+        } else {
+            match host.resolve_remote(conn.init.pd, read.rkey, read.va, len, Access::REMOTE_READ) {
+                Ok(span) => span,
+                Err(error) => return Err(self.read_fault(read.psn, error, conn, host)),
+            }
+        };
+        if packets == total {
+            self.replies.pop_front();
+            self.replies_owed -= 1;
+        } else {
+            let rest = ReadReply {
+                psn: read.psn.add(packets),
+                va: read.va.wrapping_add(u64::from(len)),
+                len: read.len - len,
+                fresh: false,
+                ..read
+            };
+            *self.replies.front_mut().expect("the READ is at the front") = Reply::Read(rest);
+        }
+        Ok(response_train(read, packets, total, len, span, conn))
+    }
+
+    /// The memory of a READ is gone: a NAK takes the place of its response, and nothing follows.
+    fn read_fault(&mut self, psn: Psn, error: MemoryError, conn: Conn<'_>, host: &mut impl Host) -> Upset {
+        self.replies.clear();
+        self.replies_owed = 0;
+        self.fatal(Fault::of_request(psn, remote_syndrome(error)), conn, host)
+    }
+
+    /// The link could not read the memory of a READ response.
+    pub(crate) fn handle_transmit_fault(
+        &mut self,
+        train: &Train,
+        error: MemoryError,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Upset {
+        self.read_fault(train.head.bth.psn, error, conn, host)
+    }
+}
+
+/// `packets` of the `total` packets that are left of a READ's answer.
+fn response_train(read: ReadReply, packets: u32, total: u32, len: u32, span: Span, conn: Conn<'_>) -> Train {
+    let mtu = conn.attr.path_mtu;
+    let one = |index: u32| {
+        // Without its first packets the answer has no FIRST and no ONLY.
+        let part = match (part_at(index, total), read.fresh) {
+            (Part::First, false) => Part::Middle,
+            (Part::Only, false) => Part::Last,
+            (part, _) => part,
+        };
+        let opcode = match part {
+            Part::First => Opcode::RC_READ_RESPONSE_FIRST,
+            Part::Middle => Opcode::RC_READ_RESPONSE_MIDDLE,
+            Part::Last => Opcode::RC_READ_RESPONSE_LAST,
+            Part::Only => Opcode::RC_READ_RESPONSE_ONLY,
+        };
+        let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, read.psn.add(index)));
+        headers.aeth = (part != Part::Middle).then_some(Aeth { syndrome: Syndrome::ACK, msn: read.msn });
+        headers.bth.pad = if index + 1 == total { pad(len - index * mtu) } else { 0 };
+        headers
+    };
+    Train {
+        head: one(0),
+        body: Opcode::RC_READ_RESPONSE_MIDDLE,
+        tail: (packets > 1).then(|| one(packets - 1)),
+        packets,
+        mtu,
+        len,
+        payload: Payload::Copy(span),
+        path: None,
+        from: Side::Responder,
+    }
+}
+
+fn single(opcode: Opcode, psn: Psn, aeth: Aeth, conn: Conn<'_>) -> Train {
+    let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, psn));
+    headers.aeth = Some(aeth);
+    Train {
+        head: headers,
+        body: opcode,
+        tail: None,
+        packets: 1,
+        mtu: conn.attr.path_mtu,
+        len: 0,
+        payload: Payload::Gather(SmallVec::new()),
+        path: None,
+        from: Side::Responder,
+    }
+}

@@ -1,0 +1,376 @@
+//! RC responder: what a request packet does.
+
+use ferroce_wire::{Opcode, Psn, Reth, Syndrome};
+
+use super::{Fault, Message, ReadReply, Reply, Responder, Saved, Write};
+use crate::decode::{Part, Request, length_fits, request};
+use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet};
+use crate::qp::{Conn, Outcome};
+use crate::receive::{self, Extras, Receive};
+use crate::verbs::{Access, WcStatus};
+use crate::wqe::{Failure, MAX_MESSAGE, Wqe, vendor};
+
+const INVALID: Syndrome = Syndrome::NAK_INVALID_REQUEST;
+
+impl Responder {
+    /// Handles a request packet.
+    pub(crate) fn handle_packet(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Outcome {
+        let bth = &packet.headers.bth;
+        let Some(request) = request(bth.opcode) else {
+            host.drop_packet(Drop::BadOpcode);
+            return Ok(());
+        };
+        let ahead = bth.psn.diff(self.expected);
+        if ahead > 0 {
+            self.gap(host);
+            return Ok(());
+        }
+        if ahead < 0 {
+            self.duplicate(request, conn, packet, host);
+            return Ok(());
+        }
+        self.expected_arrived();
+        let done = match request {
+            Request::Send(part) => self.send(part, conn, packet, host),
+            Request::Write(part) => self.write(part, conn, packet, host),
+            Request::Read => self.read(conn, packet, host),
+            Request::CompareSwap | Request::FetchAdd => self.atomic(request, conn, packet, host),
+        };
+        done.map_err(|fault| self.fatal(*fault, conn, host))
+    }
+
+    /// A packet ahead of the expected one: one NAK for each gap (IBA 9.7.5.2.4).
+    fn gap(&mut self, host: &mut impl Host) {
+        host.drop_packet(Drop::Psn);
+        if !self.nak_sent {
+            self.nak_sent = true;
+            self.queue_nak(self.expected, Syndrome::NAK_SEQUENCE, host);
+        }
+    }
+
+    /// The gap is closed. If its NAK was not sent yet, packets only overtook each other.
+    fn expected_arrived(&mut self) {
+        self.nak_sent = false;
+        if let Some(Reply::Nak { syndrome: Syndrome::NAK_SEQUENCE, .. }) = self.replies.back() {
+            self.replies.pop_back();
+        }
+    }
+
+    /// A packet that was executed before (IBA 9.7.4.1.1).
+    fn duplicate(&mut self, request: Request, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) {
+        host.count(Count::DuplicateRequest, 1);
+        let psn = packet.headers.bth.psn;
+        let again = match request {
+            Request::Send(_) | Request::Write(_) => {
+                let acked = self.acked;
+                self.queue_ack(acked);
+                return;
+            }
+            Request::Read => packet.headers.reth.and_then(|reth| self.read_again(psn, reth, conn)),
+            Request::CompareSwap | Request::FetchAdd => self.saved.iter().find_map(|saved| match *saved {
+                Saved::Atomic { psn: at, value } if at == psn => Some(Reply::Atomic { psn, msn: self.msn, value }),
+                _ => None,
+            }),
+        };
+        match again {
+            Some(_) if self.is_owed(psn) => {}
+            Some(reply) if self.replies_owed < Self::depth(conn.attr) => self.owe(reply),
+            _ => host.drop_packet(Drop::DuplicateUnknown),
+        }
+    }
+
+    /// A repeated READ must ask for the rest, or a part, of what was asked for (IBA 9.7.4.1.1).
+    fn read_again(&self, at: Psn, reth: Reth, conn: Conn<'_>) -> Option<Reply> {
+        let known = self.saved.iter().any(|saved| {
+            let Saved::Read { psn, packets, va, rkey, len } = *saved else { return false };
+            let index = at.diff(psn);
+            if index < 0 || index as u32 >= packets || reth.rkey != rkey {
+                return false;
+            }
+            let offset = index as u32 * conn.attr.path_mtu;
+            reth.va == va.wrapping_add(u64::from(offset)) && reth.len <= len - offset
+        });
+        let Reth { va, rkey, len } = reth;
+        known.then_some(Reply::Read(ReadReply { psn: at, msn: self.msn, va, rkey, len, fresh: true }))
+    }
+
+    /// Does an answer that begins with `psn` wait already?
+    fn is_owed(&self, at: Psn) -> bool {
+        self.replies.iter().any(|reply| match reply {
+            Reply::Read(read) => read.psn == at && read.fresh,
+            Reply::Atomic { psn, .. } => *psn == at,
+            _ => false,
+        })
+    }
+
+    fn send(
+        &mut self,
+        part: Part,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        if part.starts() {
+            if !matches!(self.message, Message::None) {
+                return Err(self.broken_sequence(psn));
+            }
+        } else if !matches!(self.message, Message::Send(_)) {
+            return Err(self.broken_sequence(psn));
+        }
+        if !length_fits(part, packet.payload.len(), conn.attr.path_mtu) {
+            return Err(self.refuse(psn, INVALID));
+        }
+        let mut receive = match std::mem::replace(&mut self.message, Message::None) {
+            Message::Send(receive) => receive,
+            _ => match host.pop_recv() {
+                Some(wr) => Receive::new(wr),
+                None => {
+                    self.not_ready(psn, conn, host);
+                    return Ok(());
+                }
+            },
+        };
+        if !receive.has_room(packet.payload.len()) {
+            let failure = Failure::new(WcStatus::LocLenErr, vendor::TOO_LONG);
+            return Err(Box::new(Fault::of_receive(psn, INVALID, receive.into_wr(), failure)));
+        }
+        if let Err(error) = receive.put(conn.init.pd, packet.payload, part.ends(), host) {
+            let failure = Failure::local(error);
+            return Err(Box::new(Fault::of_receive(psn, Syndrome::NAK_REMOTE_OPERATIONAL, receive.into_wr(), failure)));
+        }
+        if !part.ends() {
+            self.message = Message::Send(receive);
+            self.accept(packet, false);
+            return Ok(());
+        }
+        if let Some(rkey) = packet.headers.ieth
+            && host.invalidate(conn.init.pd, rkey, conn.init.qpn).is_err()
+        {
+            let failure = Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE);
+            return Err(Box::new(Fault::of_receive(psn, Syndrome::NAK_REMOTE_ACCESS, receive.into_wr(), failure)));
+        }
+        receive.complete(conn.init, extras(conn, packet), host);
+        self.accept(packet, true);
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        part: Part,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        let len = packet.payload.len() as u32;
+        let write = match self.message {
+            Message::None if part.starts() => self.begin_write(part, conn, packet, host)?,
+            Message::Write(write) if !part.starts() => write,
+            _ => return Err(self.broken_sequence(psn)),
+        };
+        let left = write.len - write.done;
+        let fits = if part.ends() { len == left } else { len < left };
+        if !fits || !length_fits(part, packet.payload.len(), conn.attr.path_mtu) {
+            return Err(self.refuse(psn, INVALID));
+        }
+        // The receive request of an immediate is needed only now; without one the last packet is refused as a whole.
+        let immediate = match (part.ends(), packet.headers.imm) {
+            (true, Some(_)) => match host.pop_recv() {
+                Some(wr) => Some(wr),
+                None => {
+                    self.not_ready(psn, conn, host);
+                    return Ok(());
+                }
+            },
+            _ => None,
+        };
+        if len > 0 {
+            let va = write.va.wrapping_add(u64::from(write.done));
+            let stored = host
+                .resolve_remote(conn.init.pd, write.rkey, va, len, Access::REMOTE_WRITE)
+                .and_then(|span| host.store(span, packet.payload, part.ends()));
+            if let Err(error) = stored {
+                let syndrome = remote_syndrome(error);
+                return Err(match immediate {
+                    Some(wr) => {
+                        let failure = Failure::new(WcStatus::LocAccessErr, vendor::memory(error));
+                        Box::new(Fault::of_receive(psn, syndrome, wr, failure))
+                    }
+                    None => self.refuse(psn, syndrome),
+                });
+            }
+        }
+        if let Some(wr) = immediate {
+            receive::complete_write_imm(&wr, write.len, conn.init, extras(conn, packet), host);
+        }
+        self.message =
+            if part.ends() { Message::None } else { Message::Write(Write { done: write.done + len, ..write }) };
+        self.accept(packet, part.ends());
+        Ok(())
+    }
+
+    /// Checks the whole range of a WRITE at its first packet.
+    fn begin_write(
+        &mut self,
+        part: Part,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Result<Write, Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        let reth = packet.headers.reth.ok_or_else(|| self.refuse(psn, INVALID))?;
+        if !conn.attr.access.contains(Access::REMOTE_WRITE) || u64::from(reth.len) > MAX_MESSAGE {
+            return Err(self.refuse(psn, INVALID));
+        }
+        // Lengths that contradict the opcode come before the range: the request is malformed whatever the key.
+        let len = packet.payload.len();
+        let agrees = match part {
+            Part::Only => len == reth.len as usize,
+            _ => len < reth.len as usize,
+        };
+        if !agrees || !length_fits(part, len, conn.attr.path_mtu) {
+            return Err(self.refuse(psn, INVALID));
+        }
+        self.check_range(psn, reth, Access::REMOTE_WRITE, conn, host)?;
+        Ok(Write { va: reth.va, rkey: reth.rkey, len: reth.len, done: 0 })
+    }
+
+    fn read(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Result<(), Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        if !matches!(self.message, Message::None) {
+            return Err(self.broken_sequence(psn));
+        }
+        let reth = packet.headers.reth.ok_or_else(|| self.refuse(psn, INVALID))?;
+        let allowed = conn.attr.access.contains(Access::REMOTE_READ)
+            && u64::from(reth.len) <= MAX_MESSAGE
+            && packet.payload.is_empty()
+            && self.replies_owed < Self::depth(conn.attr);
+        if !allowed {
+            return Err(self.refuse(psn, INVALID));
+        }
+        self.check_range(psn, reth, Access::REMOTE_READ, conn, host)?;
+        let Reth { va, rkey, len } = reth;
+        let packets = Wqe::packets_for(len, conn.attr.path_mtu);
+        self.count_message();
+        self.save(Saved::Read { psn, packets, va, rkey, len }, conn.attr);
+        self.owe(Reply::Read(ReadReply { psn, msn: self.msn, va, rkey, len, fresh: true }));
+        self.expected = psn.add(packets);
+        Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        request: Request,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        if !matches!(self.message, Message::None) {
+            return Err(self.broken_sequence(psn));
+        }
+        let eth = packet.headers.atomic.ok_or_else(|| self.refuse(psn, INVALID))?;
+        let allowed = conn.attr.access.contains(Access::REMOTE_ATOMIC)
+            && eth.va.is_multiple_of(8)
+            && packet.payload.is_empty()
+            && self.replies_owed < Self::depth(conn.attr);
+        if !allowed {
+            return Err(self.refuse(psn, INVALID));
+        }
+        let op = match request {
+            Request::CompareSwap => AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_add },
+            _ => AtomicOp::FetchAdd { add: eth.swap_add },
+        };
+        let value = host
+            .resolve_remote(conn.init.pd, eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)
+            .and_then(|span| host.atomic(span, op))
+            .map_err(|error| self.refuse(psn, remote_syndrome(error)))?;
+        self.count_message();
+        self.save(Saved::Atomic { psn, value }, conn.attr);
+        self.owe(Reply::Atomic { psn, msn: self.msn, value });
+        self.expected = psn.add(1);
+        Ok(())
+    }
+
+    fn check_range(
+        &mut self,
+        psn: Psn,
+        reth: Reth,
+        access: Access,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), Box<Fault>> {
+        if reth.len == 0 {
+            return Ok(());
+        }
+        host.resolve_remote(conn.init.pd, reth.rkey, reth.va, reth.len, access)
+            .map(drop)
+            .map_err(|error| self.refuse(psn, remote_syndrome(error)))
+    }
+
+    /// A SEND or WRITE packet was executed.
+    fn accept(&mut self, packet: &Packet<'_>, ends: bool) {
+        let bth = &packet.headers.bth;
+        self.expected = bth.psn.add(1);
+        self.acked = bth.psn;
+        if ends {
+            self.count_message();
+        }
+        if bth.ack_req {
+            self.queue_ack(bth.psn);
+        }
+    }
+
+    fn count_message(&mut self) {
+        self.msn = (self.msn + 1) & 0x00ff_ffff;
+    }
+
+    /// No receive posted: the requester shall come again (IBA 9.7.5.2.8). What is behind in flight stays without an answer.
+    fn not_ready(&mut self, psn: Psn, conn: Conn<'_>, host: &mut impl Host) {
+        self.nak_sent = true;
+        self.queue_nak(psn, Syndrome::rnr(conn.attr.min_rnr_timer), host);
+    }
+
+    /// The packet does not continue the message that is arriving.
+    fn broken_sequence(&mut self, psn: Psn) -> Box<Fault> {
+        self.refuse(psn, INVALID)
+    }
+
+    /// A refusal: it takes the receive request of a SEND that is arriving along.
+    fn refuse(&mut self, psn: Psn, syndrome: Syndrome) -> Box<Fault> {
+        Box::new(match std::mem::replace(&mut self.message, Message::None) {
+            Message::Send(receive) => {
+                let failure = Failure::new(WcStatus::RemInvReqErr, vendor::NOT_ALLOWED);
+                Fault::of_receive(psn, syndrome, receive.into_wr(), failure)
+            }
+            _ => Fault::of_request(psn, syndrome),
+        })
+    }
+}
+
+/// What the requester is told when memory refuses.
+pub(super) fn remote_syndrome(error: MemoryError) -> Syndrome {
+    match error {
+        MemoryError::BadKey | MemoryError::WrongPd | MemoryError::Bounds | MemoryError::Access => {
+            Syndrome::NAK_REMOTE_ACCESS
+        }
+        MemoryError::Misaligned => INVALID,
+        // The key was good; that the memory is gone is our failure, not the requester's.
+        MemoryError::Fault => Syndrome::NAK_REMOTE_OPERATIONAL,
+    }
+}
+
+fn extras(conn: Conn<'_>, packet: &Packet<'_>) -> Extras {
+    let headers = packet.headers;
+    Extras {
+        imm: headers.imm,
+        invalidated: match headers.bth.opcode {
+            Opcode::RC_SEND_LAST_INV | Opcode::RC_SEND_ONLY_INV => headers.ieth,
+            _ => None,
+        },
+        solicited: headers.bth.solicited,
+        src_qp: conn.attr.dest_qpn,
+        grh: false,
+    }
+}

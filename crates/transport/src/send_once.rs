@@ -1,0 +1,191 @@
+//! The sender of UC and UD: every packet goes out once, and a request is complete when its last packet was handed to the link.
+
+use ferroce_wire::{Bth, Deth, Headers, Opcode, Psn};
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::decode::CLASS_UC;
+use crate::host::{Host, MemoryError, Payload, Side, Train};
+use crate::qp::{Conn, Upset};
+use crate::verbs::{QpState, QpType, SendFlags, SendOp, SendWr, UdDest, WcStatus};
+use crate::wqe::{Failure, Route, Wqe, message_train, pad, train_packets_max, vendor};
+
+/// Top bit of a request's Q_Key: the queue pair's own goes out instead (IBA 10.2.5, `ibv_post_send(3)`).
+const QKEY_OF_QP: u32 = 1 << 31;
+
+/// Sender state of one UC or UD queue pair.
+#[derive(Debug)]
+pub(crate) struct SendOnce {
+    queue: VecDeque<Wqe>,
+    /// Next packet of the front request.
+    packet: u32,
+    psn: Psn,
+    /// The last packet of the front request was handed out: it is complete when the host comes again, having sent it.
+    handed_out: bool,
+}
+
+impl SendOnce {
+    pub(crate) fn new() -> SendOnce {
+        SendOnce { queue: VecDeque::new(), packet: 0, psn: Psn::new(0), handed_out: false }
+    }
+
+    /// Sets the first PSN: the queue pair goes to RTS.
+    pub(crate) fn start(&mut self, psn: Psn) {
+        self.psn = psn;
+    }
+
+    pub(crate) fn post(&mut self, wr: SendWr) {
+        self.queue.push_back(Wqe::new(wr));
+    }
+
+    /// Nothing that was started is incomplete.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.front().is_none_or(|wqe| !wqe.started)
+    }
+
+    /// The next train.
+    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host) -> Result<Option<Train>, Upset> {
+        if std::mem::take(&mut self.handed_out) {
+            self.complete_front(None, conn, host);
+        }
+        loop {
+            let Some(wqe) = self.queue.front_mut() else { return Ok(None) };
+            if !wqe.started {
+                if conn.state != QpState::Rts {
+                    return Ok(None);
+                }
+                if let Err(failure) = start(wqe, conn, host) {
+                    return Err(self.fail_front(failure, conn, host));
+                }
+            }
+            if let SendOp::LocalInv { .. } = wqe.op {
+                self.complete_front(None, conn, host);
+                continue;
+            }
+            return match self.train(conn, host) {
+                Ok(train) => {
+                    self.psn = self.psn.add(train.packets);
+                    self.packet += train.packets;
+                    self.handed_out = self.packet == self.queue[0].packets;
+                    Ok(Some(train))
+                }
+                Err(error) => Err(self.fail_front(Failure::local(error), conn, host)),
+            };
+        }
+    }
+
+    fn train(&self, conn: Conn<'_>, host: &mut impl Host) -> Result<Train, MemoryError> {
+        let wqe = &self.queue[0];
+        let mtu = conn.attr.path_mtu;
+        let packets = (wqe.packets - self.packet).min(train_packets_max(mtu));
+        let len = (wqe.len() - self.packet * mtu).min(packets * mtu);
+        let payload = wqe.source(conn.init.pd, self.packet * mtu, len, host)?;
+        if let Some(dest) = &wqe.ud {
+            return Ok(datagram(wqe, dest, self.psn, payload, conn));
+        }
+        let route = Route { class: CLASS_UC, dest_qpn: conn.attr.dest_qpn, mtu };
+        Ok(message_train(wqe, route, self.packet, packets, self.psn, payload))
+    }
+
+    /// The memory of a train was gone when the link read it. What was completed meanwhile stays so: the program may change the
+    /// memory of a complete request, so the fault is its own.
+    pub(crate) fn handle_transmit_fault(
+        &mut self,
+        train: &Train,
+        error: MemoryError,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), Upset> {
+        let first = self.psn.sub(self.packet);
+        let index = train.head.bth.psn.diff(first);
+        if index < 0 || index as u32 >= self.packet {
+            return Ok(());
+        }
+        Err(self.fail_front(Failure::local(error), conn, host))
+    }
+
+    fn complete_front(&mut self, failure: Option<Failure>, conn: Conn<'_>, host: &mut impl Host) {
+        self.packet = 0;
+        self.handed_out = false;
+        let wqe = self.queue.pop_front().expect("there is a front request");
+        wqe.finish(conn.init.qpn, conn.attr.dest_qpn, failure, host);
+    }
+
+    fn fail_front(&mut self, failure: Failure, conn: Conn<'_>, host: &mut impl Host) -> Upset {
+        self.complete_front(Some(failure), conn, host);
+        Upset::Sqe
+    }
+
+    /// Completes everything as flushed.
+    pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        if std::mem::take(&mut self.handed_out) {
+            self.complete_front(None, conn, host);
+        }
+        for wqe in std::mem::take(&mut self.queue) {
+            wqe.flush(conn.init.qpn, conn.attr.dest_qpn, host);
+        }
+        self.packet = 0;
+    }
+
+    /// Forgets everything without a completion; gives the slots back.
+    pub(crate) fn reset(&mut self, host: &mut impl Host) {
+        if !self.queue.is_empty() {
+            host.release_send(self.queue.len() as u32);
+        }
+        *self = SendOnce::new();
+    }
+}
+
+/// The request's turn came: checks what can be checked before anything goes out.
+fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Failure> {
+    let len = wqe.checked_len()?;
+    let mtu = conn.attr.path_mtu;
+    let datagram = conn.init.qp_type == QpType::Ud;
+    let allowed = match wqe.op {
+        SendOp::Send | SendOp::SendImm { .. } => datagram == wqe.ud.is_some(),
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => !datagram && wqe.ud.is_none(),
+        SendOp::LocalInv { .. } => true,
+        _ => false,
+    };
+    if !allowed {
+        return Err(Failure::new(WcStatus::LocQpOpErr, vendor::NOT_ALLOWED));
+    }
+    if datagram && len > mtu {
+        return Err(Failure::new(WcStatus::LocLenErr, vendor::TOO_LONG));
+    }
+    if let SendOp::LocalInv { rkey } = wqe.op {
+        host.invalidate(conn.init.pd, rkey, conn.init.qpn)
+            .map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))?;
+    } else {
+        wqe.check_source(conn.init.pd, host).map_err(Failure::local)?;
+        wqe.packets = Wqe::packets_for(len, mtu);
+    }
+    wqe.started = true;
+    Ok(())
+}
+
+/// The one packet of a UD request.
+fn datagram(wqe: &Wqe, dest: &UdDest, psn: Psn, payload: Payload, conn: Conn<'_>) -> Train {
+    let (opcode, imm) = match wqe.op {
+        SendOp::SendImm { imm } => (Opcode::UD_SEND_ONLY_IMM, Some(imm)),
+        _ => (Opcode::UD_SEND_ONLY, None),
+    };
+    let mut head = Headers::new(Bth::new(opcode, dest.qpn, psn));
+    head.bth.pad = pad(wqe.len());
+    head.bth.solicited = wqe.flags.contains(SendFlags::SOLICITED);
+    let qkey = if dest.qkey & QKEY_OF_QP != 0 { conn.attr.qkey } else { dest.qkey };
+    head.deth = Some(Deth { qkey, src_qp: conn.init.qpn });
+    head.imm = imm;
+    Train {
+        head,
+        body: opcode,
+        tail: None,
+        packets: 1,
+        mtu: conn.attr.path_mtu,
+        len: wqe.len(),
+        payload,
+        path: Some(Arc::clone(&dest.path)),
+        from: Side::Requester,
+    }
+}

@@ -1,0 +1,64 @@
+//! The receiver of UD (IBA 9.8.3): every packet is a message; what does not fit anywhere is dropped.
+
+use ferroce_wire::Opcode;
+
+use crate::host::{Drop, Host, Packet};
+use crate::qp::{Conn, Outcome, Upset};
+use crate::receive::{self, Extras, Receive};
+use crate::verbs::RecvWr;
+use crate::wqe::Failure;
+
+/// Receiver state of one UD queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct UdReceiver {
+    /// A receive request that was too small for a datagram; it waits for the next one.
+    spare: Option<RecvWr>,
+}
+
+impl UdReceiver {
+    pub(crate) fn handle_packet(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Outcome {
+        let headers = packet.headers;
+        let (Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM, Some(deth)) = (headers.bth.opcode, headers.deth) else {
+            host.drop_packet(Drop::BadOpcode);
+            return Ok(());
+        };
+        if deth.qkey != conn.attr.qkey {
+            host.drop_packet(Drop::QKey);
+            return Ok(());
+        }
+        let Some(wr) = self.spare.take().or_else(|| host.pop_recv()) else {
+            host.drop_packet(Drop::NoReceive);
+            return Ok(());
+        };
+        let grh = packet.net.grh();
+        let mut receive = Receive::new(wr);
+        if !receive.has_room(grh.len() + packet.payload.len()) {
+            self.spare = Some(receive.into_wr());
+            host.drop_packet(Drop::BadLength);
+            return Ok(());
+        }
+        let put = receive
+            .put(conn.init.pd, &grh, packet.payload.is_empty(), host)
+            .and_then(|()| receive.put(conn.init.pd, packet.payload, true, host));
+        if let Err(error) = put {
+            receive.fail(conn.init, deth.src_qp, Failure::local(error), host);
+            return Err(Upset::Err);
+        }
+        let extras = Extras {
+            imm: headers.imm,
+            invalidated: None,
+            solicited: headers.bth.solicited,
+            src_qp: deth.src_qp,
+            grh: true,
+        };
+        receive.complete(conn.init, extras, host);
+        Ok(())
+    }
+
+    /// The queue pair went to ERR.
+    pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        if let Some(wr) = self.spare.take() {
+            receive::flush(&wr, conn.init, 0, host);
+        }
+    }
+}
