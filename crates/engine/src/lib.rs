@@ -1,1 +1,25 @@
-//! Placeholder until the crate lands.
+//! The soft card: [`ferroce_transport`] over [`ferroce_link`], with the only real clock and the only threads.
+//!
+//! A [`Card`] is what a process has instead of hardware. Its [`Lane`]s are what hardware queues are to a card: each owns a link, a
+//! range of queue pair numbers, timers and congestion windows, behind one lock. Whoever holds the lock runs the card for a moment:
+//! a program that posts or polls, or the lane's progress thread when the program does neither.
+
+mod card;
+mod clock;
+mod counters;
+mod host;
+mod lane;
+pub mod packets;
+mod progress;
+mod queue_pair;
+mod relay;
+mod run;
+mod slots;
+mod timers;
+mod windows;
+
+pub use card::Card;
+pub use counters::{CounterSnapshot, Counters};
+pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};
+pub use queue_pair::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
+pub use relay::Relay;

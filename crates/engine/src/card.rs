@@ -1,0 +1,56 @@
+//! The card of a process: its lanes, and the keys that they share.
+
+use std::sync::Arc;
+
+use ferroce_core::{CoreError, KeyTable};
+use parking_lot::RwLock;
+
+use crate::lane::Lane;
+
+/// A software RDMA card.
+#[derive(Debug)]
+pub struct Card {
+    keys: Arc<KeyTable>,
+    lanes: RwLock<Vec<Arc<Lane>>>,
+}
+
+impl Card {
+    /// A card without lanes. `seed` makes its keys unguessable.
+    pub fn new(seed: u64) -> Card {
+        Card { keys: Arc::new(KeyTable::new(seed)), lanes: RwLock::new(Vec::new()) }
+    }
+
+    /// The memory regions of all protection domains.
+    pub fn keys(&self) -> &Arc<KeyTable> {
+        &self.keys
+    }
+
+    /// Adds a lane; it must share this card's keys.
+    pub fn add_lane(&self, lane: Arc<Lane>) {
+        self.lanes.write().push(lane);
+    }
+
+    /// The lanes at present.
+    pub fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes.read().clone()
+    }
+
+    /// One turn of every lane, for a program that found its completion queue empty.
+    pub fn turn(&self) {
+        for lane in self.lanes.read().iter() {
+            lane.turn();
+        }
+    }
+
+    /// Takes a region away. When it returns, no lane touches the memory any more.
+    ///
+    /// # Errors
+    /// EINVAL: no such region.
+    pub fn deregister(&self, lkey: u32) -> Result<(), CoreError> {
+        self.keys.begin_deregister(lkey)?;
+        for lane in self.lanes.read().iter() {
+            lane.quiesce();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! What a lane lends to a queue pair's machine for one call.
+
+use ferroce_core::{AsyncEvent, KeyTable, mem};
+use ferroce_transport::{
+    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, QpEvent, RecvWr, Sge, Span, Window,
+    WindowSignal,
+};
+
+use crate::counters::Counters;
+use crate::queue_pair::QueuePair;
+use crate::windows::{RESPONSES, WindowId, Windows};
+
+/// The production [`Host`].
+pub(crate) struct QpHost<'a> {
+    pub(crate) qp: &'a QueuePair,
+    pub(crate) keys: &'a KeyTable,
+    pub(crate) counters: &'a Counters,
+    pub(crate) windows: &'a mut Windows,
+    /// Window towards the connected peer.
+    pub(crate) requests: Option<WindowId>,
+    /// Windows that were asked for room in this call.
+    pub(crate) asked: [Option<WindowId>; 2],
+    /// Windows that got room back in this call.
+    pub(crate) returned: [Option<WindowId>; 2],
+}
+
+impl QpHost<'_> {
+    fn id(&self, window: Window) -> Option<WindowId> {
+        match window {
+            Window::Requests => self.requests,
+            Window::Responses => Some(RESPONSES),
+        }
+    }
+}
+
+impl Memory for QpHost<'_> {
+    fn resolve_local(&mut self, pd: u32, sge: &Sge, write: bool) -> Result<Span, MemoryError> {
+        if sge.length == 0 {
+            return Ok(Span { addr: sge.addr, len: 0 });
+        }
+        let need = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        self.keys.resolve(pd, sge.lkey, sge.addr, sge.length, need)
+    }
+
+    fn resolve_remote(&mut self, pd: u32, rkey: u32, va: u64, len: u32, access: Access) -> Result<Span, MemoryError> {
+        if len == 0 {
+            return Ok(Span { addr: va, len: 0 });
+        }
+        self.keys.resolve(pd, rkey, va, len, access)
+    }
+
+    fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
+        mem::store(span.addr, data, last).map_err(|mem::Fault| MemoryError::Fault)
+    }
+
+    fn atomic(&mut self, span: Span, op: AtomicOp) -> Result<u64, MemoryError> {
+        let result = match op {
+            AtomicOp::CompareSwap { compare, swap } => mem::compare_swap(span.addr, compare, swap),
+            AtomicOp::FetchAdd { add } => mem::fetch_add(span.addr, add),
+        };
+        result.map_err(|mem::Fault| MemoryError::Fault)
+    }
+
+    fn invalidate(&mut self, _pd: u32, _rkey: u32, _qpn: u32) -> Result<(), MemoryError> {
+        // Only memory windows can be invalidated, and this table holds none.
+        Err(MemoryError::Access)
+    }
+}
+
+impl Host for QpHost<'_> {
+    fn pop_recv(&mut self) -> Option<RecvWr> {
+        self.qp.pop_recv()
+    }
+
+    fn complete_send(&mut self, completion: Completion) {
+        self.qp.init.send_cq.push(completion);
+    }
+
+    fn release_send(&mut self, count: u32) {
+        self.qp.release_send(count);
+    }
+
+    fn complete_recv(&mut self, completion: Completion) {
+        self.qp.init.recv_cq.push(completion);
+    }
+
+    fn event(&mut self, event: QpEvent) {
+        self.qp.init.events.push(AsyncEvent::Qp { cookie: self.qp.init.cookie, qpn: self.qp.qpn, event });
+    }
+
+    fn drop_packet(&mut self, reason: Drop) {
+        self.counters.drop_packet(reason);
+    }
+
+    fn count(&mut self, what: Count, n: u32) {
+        self.counters.count(what, n);
+    }
+
+    fn window(&mut self, window: Window) -> u32 {
+        let Some(id) = self.id(window) else { return u32::MAX };
+        self.asked[window as usize] = Some(id);
+        self.windows.available(id)
+    }
+
+    fn window_take(&mut self, window: Window, bytes: u32) {
+        if let Some(id) = self.id(window) {
+            self.windows.take(id, bytes);
+        }
+    }
+
+    fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal) {
+        if let Some(id) = self.id(window) {
+            self.returned[window as usize] = Some(id);
+            self.windows.give_back(id, bytes, signal);
+        }
+    }
+}

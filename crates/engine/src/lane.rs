@@ -1,0 +1,247 @@
+//! A lane: what a hardware queue is to a card.
+//!
+//! One lock guards everything that a packet can touch. It is never waited for on the data path: who does not get it leaves a
+//! doorbell, and whoever holds it looks at the doorbells again after letting go.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+
+use ferroce_core::{CoreError, KeyTable};
+use ferroce_link::Link;
+use ferroce_transport::{QpAttr, QpAttrMask, QpState};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::clock;
+use crate::counters::Counters;
+use crate::progress;
+use crate::queue_pair::{QueuePair, QueuePairInit};
+use crate::relay::Relay;
+use crate::run::{LaneState, Receive};
+
+/// A queue pair number is the lane's number above, the slot below this bit.
+pub const LANE_SHIFT: u32 = 14;
+/// Queue pairs that a lane can hold.
+pub const SLOTS_PER_LANE: u32 = 1 << LANE_SHIFT;
+
+/// One in so many of a polling program's turns looks at the relay.
+const POLLS_PER_RELAY: u64 = 64;
+/// "Not asleep" in `sleep_until`, and "no deadline" in `deadline`.
+const NEVER: u64 = u64::MAX;
+
+/// What the running thread needs besides the locked state.
+#[derive(Debug)]
+pub(crate) struct LaneShared {
+    pub(crate) number: u16,
+    pub(crate) keys: Arc<KeyTable>,
+    pub(crate) counters: Counters,
+    /// Slots of queue pairs whose doorbell was rung.
+    pub(crate) bells: Mutex<Vec<u16>>,
+    pub(crate) bells_rung: AtomicUsize,
+}
+
+/// A lane of the card.
+#[derive(Debug)]
+pub struct Lane {
+    shared: LaneShared,
+    state: Mutex<LaneState>,
+    /// Counts the program's polls, so that the progress thread sees whether it still polls.
+    polls: AtomicU64,
+    /// Until when the progress thread sleeps; [`NEVER`] while it is awake.
+    sleep_until: AtomicU64,
+    /// When the lane next needs a turn without a packet.
+    deadline: AtomicU64,
+    wake: EventFd,
+    sleep_fds: Vec<OwnedFd>,
+    closed: AtomicBool,
+}
+
+impl Lane {
+    /// Opens a lane and starts its progress thread. `sleep_fds` become readable when the link or the
+    /// relay has packets.
+    ///
+    /// # Errors
+    /// No descriptor or no thread to be had.
+    pub fn open(
+        number: u16,
+        seed: u64,
+        keys: Arc<KeyTable>,
+        link: Box<dyn Link>,
+        relay: Option<Box<dyn Relay>>,
+        sleep_fds: Vec<OwnedFd>,
+    ) -> std::io::Result<Arc<Lane>> {
+        let lane = Arc::new(Lane {
+            shared: LaneShared {
+                number,
+                keys,
+                counters: Counters::default(),
+                bells: Mutex::new(Vec::new()),
+                bells_rung: AtomicUsize::new(0),
+            },
+            state: Mutex::new(LaneState::new(link, relay, seed)),
+            polls: AtomicU64::new(0),
+            sleep_until: AtomicU64::new(NEVER),
+            deadline: AtomicU64::new(NEVER),
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            sleep_fds,
+            closed: AtomicBool::new(false),
+        });
+        progress::spawn(&lane)?;
+        Ok(lane)
+    }
+
+    /// Its number: the upper ten bits of its queue pair numbers.
+    pub fn number(&self) -> u16 {
+        self.shared.number
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// What its link counted.
+    pub fn link_stats(&self) -> ferroce_link::LinkStats {
+        self.state.lock().link_stats()
+    }
+
+    /// Ends the progress thread. Queue pairs still open make no more progress.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        // A full counter already wakes the thread.
+        let _ = self.wake.write(1);
+    }
+
+    /// Makes a queue pair in RESET.
+    ///
+    /// # Errors
+    /// ENOMEM: all numbers of the lane are taken.
+    pub fn create_qp(self: &Arc<Self>, init: QueuePairInit) -> Result<Arc<QueuePair>, CoreError> {
+        let mut state = self.state.lock();
+        let slot = state
+            .take_slot()
+            .ok_or_else(|| CoreError::new(libc::ENOMEM, "all queue pair numbers of this process's lane are taken"))?;
+        let qpn = u32::from(self.shared.number) << LANE_SHIFT | u32::from(slot);
+        let qp = Arc::new(QueuePair::new(slot, qpn, init, Arc::clone(self)));
+        state.insert(Arc::clone(&qp));
+        Ok(qp)
+    }
+
+    pub(crate) fn destroy(&self, qp: &QueuePair) {
+        let mut state = self.state.lock();
+        state.remove(&self.shared, clock::now(), qp);
+        self.leave(state);
+    }
+
+    pub(crate) fn modify(&self, qp: &QueuePair, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CoreError> {
+        let mut state = self.state.lock();
+        // Requests posted before this call belong to the old state.
+        state.run(&self.shared, clock::now(), Receive::Nothing);
+        let result = state.modify(&self.shared, clock::now(), qp, attr, mask);
+        state.run(&self.shared, clock::now(), Receive::Nothing);
+        self.leave(state);
+        result
+    }
+
+    pub(crate) fn query(&self, qp: &QueuePair) -> QpAttr {
+        let state = self.state.lock();
+        state.query(qp)
+    }
+
+    /// Waits until no thread is inside the lane: what was resolved before is no longer in use.
+    pub fn quiesce(&self) {
+        drop(self.state.lock());
+    }
+
+    pub(crate) fn ring(&self, qp: &QueuePair) {
+        if !qp.bell.swap(true, Ordering::AcqRel) {
+            self.shared.bells.lock().push(qp.slot);
+            self.shared.bells_rung.fetch_add(1, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+        self.run_if_free(Receive::Nothing);
+    }
+
+    /// One turn for a polling program: packets, timers, doorbells, transmission. Does nothing if another thread is at it.
+    pub fn turn(&self) {
+        let polls = self.polls.fetch_add(1, Ordering::Relaxed);
+        self.run_if_free(if polls.is_multiple_of(POLLS_PER_RELAY) { Receive::LinkAndRelay } else { Receive::Link });
+    }
+
+    /// One turn for the progress thread.
+    pub(crate) fn turn_blocking(&self) {
+        // The count itself says nothing: an empty eventfd answers EAGAIN.
+        let _ = self.wake.read();
+        self.run_if_free(Receive::LinkAndRelay);
+    }
+
+    fn run_if_free(&self, receive: Receive) {
+        let mut receive = receive;
+        loop {
+            let Some(mut state) = self.state.try_lock() else { return };
+            state.run(&self.shared, clock::now(), receive);
+            self.leave(state);
+            // Pairs with the fence in `ring`: either the poster gets the lock or we see its doorbell.
+            fence(Ordering::SeqCst);
+            if self.shared.bells_rung.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            receive = Receive::Nothing;
+        }
+    }
+
+    /// Lets go of the lane and wakes the progress thread if it would oversleep.
+    fn leave(&self, state: MutexGuard<'_, LaneState>) {
+        let deadline = state.next_deadline().unwrap_or(NEVER);
+        self.deadline.store(deadline, Ordering::SeqCst);
+        drop(state);
+        let sleep_until = self.sleep_until.load(Ordering::SeqCst);
+        if sleep_until != NEVER && deadline < sleep_until {
+            self.sleep_until.store(NEVER, Ordering::SeqCst);
+            // A full counter already wakes the thread.
+            let _ = self.wake.write(1);
+        }
+    }
+
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        Some(self.deadline.load(Ordering::SeqCst)).filter(|deadline| *deadline != NEVER)
+    }
+
+    pub(crate) fn announce_sleep(&self, until: u64) {
+        self.sleep_until.store(until, Ordering::SeqCst);
+    }
+
+    pub(crate) fn end_sleep(&self) {
+        self.sleep_until.store(NEVER, Ordering::SeqCst);
+    }
+
+    pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = &dyn SleepFd> {
+        let wake: &dyn SleepFd = &self.wake;
+        self.sleep_fds.iter().map(|fd| fd as &dyn SleepFd).chain(std::iter::once(wake))
+    }
+}
+
+/// A descriptor that the progress thread sleeps on.
+pub(crate) trait SleepFd {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_>;
+}
+
+impl<T: std::os::fd::AsFd> SleepFd for T {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(self)
+    }
+}
+
+/// A queue pair that left RESET keeps its number out of use until it is destroyed.
+pub(crate) fn is_connected(state: QpState) -> bool {
+    !matches!(state, QpState::Reset | QpState::Init)
+}

@@ -1,0 +1,251 @@
+//! The program's side of a queue pair: what posting and polling threads touch without the lane's lock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ferroce_core::{AsyncQueue, CoreError, Cq, RecvQueue, Srq};
+use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr};
+use parking_lot::Mutex;
+
+use crate::lane::Lane;
+
+/// Sizes of a queue pair, as granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueCaps {
+    /// Send requests that may be outstanding.
+    pub max_send_wr: u32,
+    /// Receive requests that may be posted (0 with an SRQ).
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of a send request.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of a receive request.
+    pub max_recv_sge: u32,
+    /// Bytes of an inline send.
+    pub max_inline_data: u32,
+}
+
+/// Where a queue pair's receive requests come from.
+#[derive(Clone, Debug)]
+pub enum RecvSource {
+    /// Its own receive queue.
+    Own(Arc<RecvQueue>),
+    /// A shared receive queue.
+    Shared(Arc<Srq>),
+}
+
+/// What a queue pair is made of.
+#[derive(Debug)]
+pub struct QueuePairInit {
+    /// For the transport; `qpn` is filled in by the lane.
+    pub transport: QpInit,
+    /// Sizes.
+    pub caps: QueueCaps,
+    /// Every send request makes a completion.
+    pub sq_sig_all: bool,
+    /// Completions of sends.
+    pub send_cq: Arc<Cq>,
+    /// Completions of receives.
+    pub recv_cq: Arc<Cq>,
+    /// Receives.
+    pub recv: RecvSource,
+    /// Asynchronous events go here.
+    pub events: Arc<AsyncQueue>,
+    /// Named in asynchronous events.
+    pub cookie: u64,
+}
+
+/// A queue pair of a lane. The transport's machine lives in the lane, behind its lock; this is the rest.
+#[derive(Debug)]
+pub struct QueuePair {
+    pub(crate) slot: u16,
+    pub(crate) qpn: u32,
+    pub(crate) init: QueuePairInit,
+    pub(crate) lane: Arc<Lane>,
+    /// Posted, not yet seen by the lane.
+    posted: Mutex<VecDeque<SendWr>>,
+    /// Send requests outstanding, posted ones included.
+    send_used: AtomicU32,
+    state: AtomicU32,
+    /// The doorbell is rung and not yet answered.
+    pub(crate) bell: AtomicBool,
+}
+
+impl QueuePair {
+    pub(crate) fn new(slot: u16, qpn: u32, mut init: QueuePairInit, lane: Arc<Lane>) -> QueuePair {
+        init.transport.qpn = qpn;
+        QueuePair {
+            slot,
+            qpn,
+            init,
+            lane,
+            posted: Mutex::new(VecDeque::new()),
+            send_used: AtomicU32::new(0),
+            state: AtomicU32::new(QpState::Reset as u32),
+            bell: AtomicBool::new(false),
+        }
+    }
+
+    /// Its number on the wire.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// What it was made with.
+    pub fn init(&self) -> &QueuePairInit {
+        &self.init
+    }
+
+    /// The lane that runs it.
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// The state it was last seen in.
+    pub fn state(&self) -> QpState {
+        match self.state.load(Ordering::Acquire) {
+            0 => QpState::Reset,
+            1 => QpState::Init,
+            2 => QpState::Rtr,
+            3 => QpState::Rts,
+            4 => QpState::Sqd,
+            5 => QpState::Sqe,
+            6 => QpState::Err,
+            other => unreachable!("state {other} was never stored"),
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: QpState) {
+        self.state.store(state as u32, Ordering::Release);
+    }
+
+    /// Queues a send request. [`QueuePair::ring`] makes the lane look at it; one ring serves a whole list.
+    ///
+    /// # Errors
+    /// EINVAL: wrong state (RESET, INIT, RTR), too many elements, too much inline data. ENOMEM: the queue is full.
+    pub fn post_send(&self, mut wr: SendWr) -> Result<(), CoreError> {
+        if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(CoreError::new(
+                libc::EINVAL,
+                "post_send before the queue pair is in RTS: ibv_modify_qp it to RTS first",
+            ));
+        }
+        self.check_operation(&wr)?;
+        self.check_data(&wr)?;
+        if self.init.sq_sig_all {
+            wr.flags |= SendFlags::SIGNALED;
+        }
+        let mut posted = self.posted.lock();
+        if self.send_used.load(Ordering::Acquire) >= self.init.caps.max_send_wr {
+            return Err(CoreError::new(
+                libc::ENOMEM,
+                "the send queue is full: poll completions before posting more, or ask for a larger max_send_wr",
+            ));
+        }
+        self.send_used.fetch_add(1, Ordering::AcqRel);
+        posted.push_back(wr);
+        Ok(())
+    }
+
+    /// The operations of each service type: IBA table 35.
+    fn check_operation(&self, wr: &SendWr) -> Result<(), CoreError> {
+        let offered = match self.init.transport.qp_type {
+            QpType::Rc => true,
+            QpType::Uc => {
+                matches!(wr.op, SendOp::Send | SendOp::SendImm { .. } | SendOp::Write { .. } | SendOp::WriteImm { .. })
+            }
+            QpType::Ud => matches!(wr.op, SendOp::Send | SendOp::SendImm { .. }),
+        };
+        if !offered {
+            return Err(CoreError::new(
+                libc::EINVAL,
+                "opcode: the queue pair's service type does not have this operation",
+            ));
+        }
+        if self.init.transport.qp_type == QpType::Ud && wr.ud.is_none() {
+            return Err(CoreError::new(libc::EINVAL, "wr.ud.ah: a UD request needs an address handle"));
+        }
+        Ok(())
+    }
+
+    fn check_data(&self, wr: &SendWr) -> Result<(), CoreError> {
+        match &wr.data {
+            SendData::Sges(sges) if sges.len() > self.init.caps.max_send_sge as usize => {
+                Err(CoreError::new(libc::EINVAL, "num_sge is above the queue pair's max_send_sge"))
+            }
+            SendData::Inline(bytes) if bytes.len() > self.init.caps.max_inline_data as usize => {
+                Err(CoreError::new(libc::EINVAL, "inline data is longer than the queue pair's max_inline_data"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the lane that requests were posted; runs it here and now if it is free.
+    pub fn ring(&self) {
+        self.lane.ring(self);
+    }
+
+    /// Posts a receive request to the queue pair's own receive queue.
+    ///
+    /// # Errors
+    /// EINVAL: the QP is in RESET, uses an SRQ, or too many elements. ENOMEM: the queue is full.
+    pub fn post_recv(&self, wr: RecvWr) -> Result<(), CoreError> {
+        let RecvSource::Own(queue) = &self.init.recv else {
+            return Err(CoreError::new(
+                libc::EINVAL,
+                "post_recv to a queue pair that uses an SRQ: use ibv_post_srq_recv",
+            ));
+        };
+        let state = self.state();
+        if state == QpState::Reset {
+            return Err(CoreError::new(libc::EINVAL, "post_recv in RESET: ibv_modify_qp the queue pair to INIT first"));
+        }
+        queue.post(wr)?;
+        if state == QpState::Err || self.state() == QpState::Err {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// Changes attributes and state.
+    ///
+    /// # Errors
+    /// EINVAL with the attribute at fault.
+    pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CoreError> {
+        self.lane.modify(self, attr, mask)
+    }
+
+    /// Present attributes.
+    pub fn query(&self) -> QpAttr {
+        self.lane.query(self)
+    }
+
+    /// Takes the queue pair off its lane. When it returns, no thread touches its memory or queues any more.
+    pub fn destroy(&self) {
+        self.lane.destroy(self);
+    }
+
+    pub(crate) fn take_posted(&self) -> Option<SendWr> {
+        self.posted.lock().pop_front()
+    }
+
+    pub(crate) fn forget_posted(&self) {
+        self.posted.lock().clear();
+        self.send_used.store(0, Ordering::Release);
+        if let RecvSource::Own(queue) = &self.init.recv {
+            while queue.pop().is_some() {}
+        }
+    }
+
+    pub(crate) fn release_send(&self, count: u32) {
+        let before = self.send_used.fetch_sub(count, Ordering::AcqRel);
+        assert!(before >= count, "more send requests completed than were posted");
+    }
+
+    pub(crate) fn pop_recv(&self) -> Option<RecvWr> {
+        match &self.init.recv {
+            RecvSource::Own(queue) => queue.pop(),
+            RecvSource::Shared(srq) => srq.pop(),
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! The locked state of a lane and one turn of it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferroce_core::CoreError;
+use ferroce_link::{Link, LinkStats, SendError};
+use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window};
+use ferroce_wire::Headers;
+
+use crate::clock;
+use crate::host::QpHost;
+use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
+use crate::packets;
+use crate::queue_pair::QueuePair;
+use crate::relay::{Relay, packet_bytes};
+use crate::slots::Slots;
+use crate::timers::Timers;
+use crate::windows::{WindowId, Windows};
+
+/// Datagrams taken from the link in one turn.
+const RECEIVE_BUDGET: usize = 16;
+/// Trains handed to the link between two looks at the receive side.
+const TRAINS_PER_FLUSH: usize = 16;
+/// Flushes in one turn; what is left then waits for the next turn.
+const FLUSHES_PER_TURN: usize = 8;
+
+/// What a turn takes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receive {
+    /// A poster only wants its requests out.
+    Nothing,
+    /// A polling program: the relay is rare and costs a system call.
+    Link,
+    /// The progress thread, and a polling program now and then.
+    LinkAndRelay,
+}
+
+/// A queue pair inside its lane.
+struct Entry {
+    qp: Arc<QueuePair>,
+    machine: Qp,
+    /// Congestion window towards the peer's lane (RC).
+    requests: Option<WindowId>,
+    /// Is in `active`.
+    active: bool,
+    /// Waits for room, by [`Window`].
+    waiting: [bool; 2],
+    timer_queued: Option<Nanos>,
+}
+
+/// Everything of a lane but its link: apart, so that packets can be delivered while the link is borrowed.
+struct Machines {
+    table: Vec<Option<Box<Entry>>>,
+    slots: Slots,
+    timers: Timers,
+    windows: Windows,
+    /// Queue pairs that may have something to transmit, in round-robin order.
+    active: VecDeque<u16>,
+    relay: Option<Box<dyn Relay>>,
+    relay_buffer: Vec<u8>,
+}
+
+/// A train on its way from the lane to itself: the self link. No socket, no ICRC; one copy into the lane's scratch, one out.
+struct LocalTrain {
+    /// The sender's slot.
+    slot: u16,
+    path: Arc<PathAddr>,
+    train: Train,
+}
+
+/// Does the packet come back to the lane that sends it? Source and destination GID are the same address of this host, and within one
+/// network namespace a lane number belongs to one process.
+fn is_local(path: &PathAddr, dest_qp: u32, lane: u16) -> bool {
+    path.src == path.dst && dest_qp >> LANE_SHIFT == u32::from(lane)
+}
+
+/// See the module's text.
+pub(crate) struct LaneState {
+    link: Box<dyn Link>,
+    machines: Machines,
+    /// Trains given to the link since the last flush; their index is the link's cookie.
+    sent: Vec<(u16, Train)>,
+    /// Trains for queue pairs of this very lane.
+    local: VecDeque<LocalTrain>,
+    scratch: Vec<u8>,
+}
+
+impl LaneState {
+    pub(crate) fn new(link: Box<dyn Link>, relay: Option<Box<dyn Relay>>, seed: u64) -> LaneState {
+        let mut table = Vec::new();
+        table.resize_with(SLOTS_PER_LANE as usize, || None);
+        LaneState {
+            link,
+            machines: Machines {
+                table,
+                // Slots 0 and 1 would be QP 0 and 1 of lane 0: never given to programs.
+                slots: Slots::new(2, SLOTS_PER_LANE as u16, seed),
+                timers: Timers::default(),
+                windows: Windows::new(),
+                active: VecDeque::new(),
+                relay,
+                relay_buffer: Vec::new(),
+            },
+            sent: Vec::new(),
+            local: VecDeque::new(),
+            scratch: vec![0; ferroce_transport::MAX_TRAIN_BYTES as usize],
+        }
+    }
+
+    pub(crate) fn take_slot(&mut self) -> Option<u16> {
+        self.machines.slots.take()
+    }
+
+    pub(crate) fn link_stats(&self) -> LinkStats {
+        self.link.stats()
+    }
+
+    pub(crate) fn insert(&mut self, qp: Arc<QueuePair>) {
+        let slot = usize::from(qp.slot);
+        let machine = Qp::new(qp.init.transport);
+        let entry = Entry { qp, machine, requests: None, active: false, waiting: [false; 2], timer_queued: None };
+        assert!(self.machines.table[slot].is_none(), "a free slot holds no queue pair");
+        self.machines.table[slot] = Some(Box::new(entry));
+    }
+
+    pub(crate) fn remove(&mut self, shared: &LaneShared, now: Nanos, qp: &QueuePair) {
+        // Through RESET, so that windows get back what was in flight.
+        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        let moved = self.modify(shared, now, qp, &reset, QpAttrMask::STATE);
+        assert!(moved.is_ok(), "every state may go to RESET");
+        self.machines.table[usize::from(qp.slot)] = None;
+        self.machines.slots.give_back(qp.slot);
+    }
+
+    pub(crate) fn query(&self, qp: &QueuePair) -> QpAttr {
+        let entry = self.machines.table[usize::from(qp.slot)].as_deref().expect("a live handle has its entry");
+        QpAttr { state: entry.machine.state(), cur_state: entry.machine.state(), ..entry.machine.attr().clone() }
+    }
+
+    pub(crate) fn modify(
+        &mut self,
+        shared: &LaneShared,
+        now: Nanos,
+        qp: &QueuePair,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+    ) -> Result<(), CoreError> {
+        let result = self
+            .machines
+            .with(shared, qp.slot, |machine, host| machine.modify(now, attr, mask, host))
+            .expect("a live handle has its entry");
+        result.map_err(|error| CoreError::new(libc::EINVAL, error.to_string()))?;
+        self.machines.after_modify(qp);
+        Ok(())
+    }
+
+    /// When the lane needs a turn although nothing arrives; 0 for at once.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        if !self.machines.active.is_empty() || !self.local.is_empty() {
+            return Some(0);
+        }
+        let timers = self.machines.timers.next();
+        let link = self.link.next_due().map(|in_ns| clock::now() + in_ns);
+        timers.into_iter().chain(link).min()
+    }
+
+    /// One turn.
+    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, receive: Receive) {
+        if receive == Receive::LinkAndRelay {
+            self.machines.receive_relayed(shared, now);
+        }
+        if receive != Receive::Nothing {
+            let machines = &mut self.machines;
+            self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
+                machines.deliver(shared, now, &Packet { headers, payload, net });
+            });
+        }
+        self.machines.run_timers(shared, now);
+        self.machines.answer_bells(shared, now);
+        for _ in 0..FLUSHES_PER_TURN {
+            if self.machines.active.is_empty() && self.local.is_empty() {
+                break;
+            }
+            self.transmit(shared, now);
+            self.flush(shared, now);
+            self.deliver_local(shared, now);
+        }
+    }
+
+    fn transmit(&mut self, shared: &LaneShared, now: Nanos) {
+        for _ in 0..TRAINS_PER_FLUSH {
+            let Some((slot, train)) = self.machines.next_train(shared, now) else { return };
+            self.send(shared, now, slot, train);
+        }
+    }
+
+    fn send(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: Train) {
+        let entry = self.machines.table[usize::from(slot)].as_deref().expect("a train has its queue pair");
+        let qpn = entry.qp.qpn;
+        let path: Arc<PathAddr> = match (&train.path, &entry.machine.attr().path) {
+            (Some(path), _) | (None, Some(path)) => Arc::clone(path),
+            (None, None) => unreachable!("a queue pair without a path transmits nothing"),
+        };
+        if is_local(&path, train.head.bth.dest_qp, shared.number) {
+            self.local.push_back(LocalTrain { slot, path, train });
+            return;
+        }
+        match self.link.send(self.sent.len() as u64, qpn, &path, &train) {
+            Ok(()) => self.sent.push((slot, train)),
+            Err(error) => self.machines.send_failed(shared, now, slot, &train, &error),
+        }
+    }
+
+    fn flush(&mut self, shared: &LaneShared, now: Nanos) {
+        let machines = &mut self.machines;
+        let sent = &self.sent;
+        self.link.flush(&mut |cookie, error| {
+            let (slot, train) = &sent[cookie as usize];
+            machines.send_failed(shared, now, *slot, train, &error);
+        });
+        self.sent.clear();
+    }
+
+    /// Delivers what was sent to this lane itself: no link, no ICRC.
+    fn deliver_local(&mut self, shared: &LaneShared, now: Nanos) {
+        for _ in 0..self.local.len() {
+            let Some(sent) = self.local.pop_front() else { return };
+            let len = sent.train.len as usize;
+            if packets::load(&sent.train, &mut self.scratch[..len]).is_err() {
+                self.machines.send_failed(shared, now, sent.slot, &sent.train, &SendError::Fault);
+                continue;
+            }
+            for index in 0..sent.train.packets {
+                let (headers, range) = packets::packet(&sent.train, index);
+                let payload = &self.scratch[range];
+                let net = packets::net_header(&sent.path, &headers, payload.len());
+                self.machines.deliver(shared, now, &Packet { headers: &headers, payload, net: &net });
+            }
+        }
+    }
+}
+
+impl Machines {
+    /// Runs `f` on a queue pair's machine and settles what it changed: state, timers, windows.
+    fn with<R>(&mut self, shared: &LaneShared, slot: u16, f: impl FnOnce(&mut Qp, &mut QpHost<'_>) -> R) -> Option<R> {
+        let entry = self.table.get_mut(usize::from(slot))?.as_deref_mut()?;
+        let qp = Arc::clone(&entry.qp);
+        let mut host = QpHost {
+            qp: &qp,
+            keys: &shared.keys,
+            counters: &shared.counters,
+            windows: &mut self.windows,
+            requests: entry.requests,
+            asked: [None; 2],
+            returned: [None; 2],
+        };
+        let result = f(&mut entry.machine, &mut host);
+        let returned = host.returned;
+        entry.qp.set_state(entry.machine.state());
+        if let Some(deadline) = entry.machine.next_timeout() {
+            self.timers.arm(slot, deadline, &mut entry.timer_queued);
+        }
+        for id in returned.into_iter().flatten() {
+            self.wake_waiting(id);
+        }
+        Some(result)
+    }
+
+    fn wake_waiting(&mut self, id: WindowId) {
+        for slot in self.windows.take_waiting(id) {
+            if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
+                entry.waiting = [false; 2];
+                self.activate(slot);
+            }
+        }
+    }
+
+    fn activate(&mut self, slot: u16) {
+        if let Some(entry) = self.table[usize::from(slot)].as_deref_mut()
+            && !entry.active
+        {
+            entry.active = true;
+            self.active.push_back(slot);
+        }
+    }
+
+    fn deliver(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>) {
+        let dest = packet.headers.bth.dest_qp;
+        if dest >> LANE_SHIFT != u32::from(shared.number) {
+            shared.counters.foreign_lane();
+            if let Some(relay) = &mut self.relay {
+                packet_bytes(packet.headers, packet.payload, &mut self.relay_buffer);
+                relay.forward(packet.net, &self.relay_buffer);
+            }
+            return;
+        }
+        let slot = (dest & (SLOTS_PER_LANE - 1)) as u16;
+        if self.with(shared, slot, |machine, host| machine.handle_packet(now, packet, host)).is_none() {
+            shared.counters.no_queue_pair();
+            return;
+        }
+        self.activate(slot);
+    }
+
+    /// Takes what the relay brought for this lane.
+    fn receive_relayed(&mut self, shared: &LaneShared, now: Nanos) {
+        let Some(mut relay) = self.relay.take() else { return };
+        relay.receive(&mut |net, bytes| match Headers::parse(bytes) {
+            Ok((headers, payload)) => {
+                self.deliver(shared, now, &Packet { headers: &headers, payload: &bytes[payload], net })
+            }
+            Err(_) => shared.counters.bad_relayed(),
+        });
+        self.relay = Some(relay);
+    }
+
+    fn run_timers(&mut self, shared: &LaneShared, now: Nanos) {
+        while let Some((deadline, slot)) = self.timers.pop_due(now) {
+            let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { continue };
+            if entry.timer_queued == Some(deadline) {
+                entry.timer_queued = None;
+            }
+            match entry.machine.next_timeout() {
+                Some(due) if due <= now => {
+                    self.with(shared, slot, |machine, host| machine.handle_timeout(now, host));
+                    self.activate(slot);
+                }
+                Some(later) => self.timers.arm(slot, later, &mut entry.timer_queued),
+                None => {}
+            }
+        }
+    }
+
+    fn answer_bells(&mut self, shared: &LaneShared, now: Nanos) {
+        while shared.bells_rung.load(Ordering::SeqCst) > 0 {
+            let slots = {
+                let mut bells = shared.bells.lock();
+                shared.bells_rung.fetch_sub(bells.len(), Ordering::SeqCst);
+                std::mem::take(&mut *bells)
+            };
+            for slot in slots {
+                self.answer_bell(shared, now, slot);
+            }
+        }
+    }
+
+    fn answer_bell(&mut self, shared: &LaneShared, now: Nanos, slot: u16) {
+        self.with(shared, slot, |machine, host| {
+            // First lower the bell, then look: a request posted after the look rings again.
+            host.qp.bell.store(false, Ordering::SeqCst);
+            while let Some(wr) = host.qp.take_posted() {
+                machine.post_send(now, wr, host);
+            }
+            if machine.state() == QpState::Err {
+                machine.flush_recv(host);
+            }
+        });
+        self.activate(slot);
+    }
+
+    /// The next train in round-robin order over the queue pairs.
+    fn next_train(&mut self, shared: &LaneShared, now: Nanos) -> Option<(u16, Train)> {
+        while let Some(slot) = self.active.pop_front() {
+            let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { continue };
+            entry.active = false;
+            let polled = self.with(shared, slot, |machine, host| {
+                let train = machine.poll_transmit(now, host);
+                (train, host.asked)
+            });
+            match polled {
+                Some((Some(train), _)) => {
+                    self.activate(slot);
+                    return Some((slot, train));
+                }
+                Some((None, asked)) => self.wait_for_windows(slot, asked),
+                None => {}
+            }
+        }
+        None
+    }
+
+    fn wait_for_windows(&mut self, slot: u16, asked: [Option<WindowId>; 2]) {
+        let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { return };
+        for window in [Window::Requests, Window::Responses] {
+            if let Some(id) = asked[window as usize]
+                && !entry.waiting[window as usize]
+            {
+                entry.waiting[window as usize] = true;
+                self.windows.wait(id, slot);
+            }
+        }
+    }
+
+    fn send_failed(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: &Train, error: &SendError) {
+        match error {
+            SendError::Fault => {
+                self.with(shared, slot, |machine, host| {
+                    machine.handle_transmit_fault(now, train, MemoryError::Fault, host);
+                });
+                self.activate(slot);
+            }
+            // As if the network had lost it: the retry timer decides. The link counted it.
+            _ => {}
+        }
+    }
+
+    fn after_modify(&mut self, qp: &QueuePair) {
+        let entry = self.table[usize::from(qp.slot)].as_deref_mut().expect("a live handle has its entry");
+        let state = entry.machine.state();
+        if state == QpState::Reset {
+            qp.forget_posted();
+            qp.init.send_cq.purge(qp.qpn);
+            qp.init.recv_cq.purge(qp.qpn);
+            entry.requests = None;
+        } else if qp.init.transport.qp_type == QpType::Rc && is_connected(state) && entry.requests.is_none() {
+            let attr = entry.machine.attr();
+            if let Some(path) = &attr.path {
+                entry.requests = Some(self.windows.towards(path.dst, attr.dest_qpn >> LANE_SHIFT));
+            }
+        }
+        self.activate(qp.slot);
+    }
+}
+
+impl fmt::Debug for LaneState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaneState").field("active", &self.machines.active.len()).finish_non_exhaustive()
+    }
+}
