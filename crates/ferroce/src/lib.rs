@@ -1,1 +1,35 @@
-//! Placeholder until the crate lands.
+//! RDMA verbs for every machine: no card, no kernel module, no root.
+//!
+//! The objects are those of verbs: a [`Device`] is opened to a [`Context`], which makes [`Pd`]s and [`Cq`]s; a PD makes [`Mr`]s,
+//! [`Qp`]s, [`Srq`]s and [`Ah`]s. Everything is shared by `Arc` and may be used from any thread.
+//!
+//! Packets are RoCEv2 on UDP port 4791, so that the peer may be another Ferroce, Linux's rdma_rxe or a hardware card.
+
+mod context;
+mod cq;
+mod device;
+mod error;
+mod fork;
+mod library;
+mod pair;
+mod pd;
+mod qp;
+mod relay;
+mod srq;
+
+pub use context::Context;
+pub use cq::{Cq, EventsDelivered};
+pub use device::{Device, GidEntry, PortAttr, devices};
+pub use error::{Error, Result};
+pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, limits};
+pub use ferroce_engine::QueueCaps;
+pub use ferroce_transport::{
+    Access, Completion, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
+    SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
+};
+pub use ferroce_wire::Psn;
+pub use fork::after_fork_in_child;
+pub use pair::{ConnectOptions, Endpoint};
+pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
+pub use qp::{Qp, QpCreate, QpModify};
+pub use srq::{Srq, SrqCreate};

@@ -1,0 +1,179 @@
+//! An opened device, and the card that all contexts of the process share.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
+use ferroce_engine::{Card, Lane};
+use ferroce_link::{Link, UdpLink};
+use ferroce_service::client::{Client, LaneLease, StartOptions};
+use parking_lot::Mutex;
+
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::fork::Generation;
+use crate::pd::Pd;
+use crate::relay::LeaseRelay;
+
+/// The process's card. Kept for the life of the process once made: closing the last context and opening another is cheap.
+static CARD: Mutex<Option<ProcessCard>> = Mutex::new(None);
+/// Protection domain handles, unique in the process: keys are checked against them.
+static NEXT_PD: AtomicU32 = AtomicU32::new(1);
+
+struct ProcessCard {
+    generation: Generation,
+    card: Arc<Card>,
+    /// Keeps the lease; its end gives the lane back.
+    _client: Client,
+    /// Each lane's relay holds its lease.
+    _leases: Vec<Arc<LaneLease>>,
+}
+
+/// An opened device (`struct ibv_context`).
+#[derive(Debug)]
+pub struct Context {
+    device: Arc<Device>,
+    card: Arc<Card>,
+    events: Arc<AsyncQueue>,
+    generation: Generation,
+    /// PDs, CQs and channels alive, for the EBUSY of close.
+    pub(crate) users: AtomicU32,
+}
+
+impl Context {
+    pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
+        let card = process_card()?;
+        Ok(Arc::new(Context {
+            device,
+            card,
+            events: Arc::new(AsyncQueue::new()?),
+            generation: Generation::current(),
+            users: AtomicU32::new(0),
+        }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Was this context inherited by a fork? Then only closing it makes sense.
+    pub fn is_stale(&self) -> bool {
+        self.generation.is_stale()
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        self.generation.check()
+    }
+
+    pub(crate) fn card(&self) -> &Arc<Card> {
+        &self.card
+    }
+
+    pub(crate) fn events(&self) -> &Arc<AsyncQueue> {
+        &self.events
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>> {
+        self.check()?;
+        Ok(Pd::new(Arc::clone(self), NEXT_PD.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// EMFILE and the like.
+    pub fn create_comp_channel(&self) -> Result<Arc<CompChannel>> {
+        self.check()?;
+        Ok(Arc::new(CompChannel::new()?))
+    }
+
+    /// Makes a completion queue for at least `cqe` completions. `cookie` comes back in the channel's events.
+    ///
+    /// # Errors
+    /// EINVAL: `cqe` is 0 or above the device's limit.
+    pub fn create_cq(self: &Arc<Self>, cqe: u32, channel: Option<&Arc<CompChannel>>, cookie: u64) -> Result<Arc<Cq>> {
+        self.check()?;
+        Cq::new(Arc::clone(self), cqe, channel.cloned(), cookie)
+    }
+
+    /// Becomes readable when an asynchronous event waits. Belongs to the context.
+    pub fn async_fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// Takes the next asynchronous event; blocks unless the program made the descriptor non-blocking.
+    ///
+    /// # Errors
+    /// EAGAIN, EINTR.
+    pub fn next_async_event(&self) -> Result<AsyncEvent> {
+        self.check()?;
+        Ok(self.events.next_event()?)
+    }
+
+    /// Counters of all lanes of this process, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut sum: Vec<(&'static str, u64)> = Vec::new();
+        for lane in self.card.lanes() {
+            for (at, (name, value)) in lane.counters().snapshot().into_iter().enumerate() {
+                match sum.get_mut(at) {
+                    Some(entry) => entry.1 += value,
+                    None => sum.push((name, value)),
+                }
+            }
+        }
+        sum
+    }
+}
+
+/// The card of this process, made on first use and made anew in a forked child.
+fn process_card() -> Result<Arc<Card>> {
+    let mut slot = CARD.lock();
+    let now = Generation::current();
+    if let Some(process) = slot.as_ref()
+        && process.generation == now
+    {
+        return Ok(Arc::clone(&process.card));
+    }
+    // A forked child must not drop what it inherited: the locks in it may be held by threads that do not exist here.
+    std::mem::forget(slot.take());
+    let process = make_card(now)?;
+    let card = Arc::clone(&process.card);
+    *slot = Some(process);
+    Ok(card)
+}
+
+fn make_card(generation: Generation) -> Result<ProcessCard> {
+    let client =
+        Client::connect_or_start(&StartOptions { candidates: service_candidates(), ..StartOptions::default() })?;
+    let mut lease = client.lease_lane()?;
+    let card = Arc::new(Card::new(lease.seed()));
+    let rx = lease.take_rx();
+    let mut sleep_fds = rx.iter().map(|fd| fd.try_clone()).collect::<std::io::Result<Vec<_>>>()?;
+    sleep_fds.push(lease.relay_fd().try_clone_to_owned()?);
+    let lease = Arc::new(lease);
+    let relay = Box::new(LeaseRelay { lease: Arc::clone(&lease), buffer: Vec::new() });
+    let link: Box<dyn Link> = Box::new(UdpLink::new(rx).map_err(|error| link_error(&error))?);
+    let lane = Lane::open(lease.lane(), lease.seed(), Arc::clone(card.keys()), link, Some(relay), sleep_fds)?;
+    card.add_lane(lane);
+    Ok(ProcessCard { generation, card, _client: client, _leases: vec![lease] })
+}
+
+fn link_error(error: &std::io::Error) -> Error {
+    Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("cannot set up the UDP link: {error}"))
+}
+
+/// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program
+/// beside it.
+fn service_candidates() -> Vec<std::path::PathBuf> {
+    let Some(dir) = crate::library::path().and_then(|path| path.parent().map(std::path::Path::to_path_buf)) else {
+        return Vec::new();
+    };
+    vec![dir.join("../bin/ferroced"), dir.join("ferroced"), dir.join("../ferroced")]
+}

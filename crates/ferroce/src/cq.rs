@@ -1,0 +1,149 @@
+//! Completion queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ferroce_core::cq::Moderation;
+use ferroce_core::{CompChannel, EventSource};
+use ferroce_transport::Completion;
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+/// Events that a completion queue handed out over its life; its destruction waits until the program acknowledged as many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventsDelivered {
+    /// By the completion channel.
+    pub completion: u64,
+    /// Asynchronous ones.
+    pub asynchronous: u64,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    context: Arc<Context>,
+    queue: Arc<ferroce_core::Cq>,
+    /// Empty polls in a row: a program that spins lets others have the core now and then.
+    empty_polls: AtomicU32,
+    /// Queue pairs that complete here.
+    pub(crate) users: AtomicU32,
+    destroyed: AtomicBool,
+}
+
+/// Empty polls in a row after which a poll also yields the processor. Where a core is to spare, the yield costs a fraction of a
+/// microsecond; where it is not, the peer that we wait for gets to run.
+const POLLS_BEFORE_YIELD: u32 = 64;
+
+impl Cq {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        cqe: u32,
+        channel: Option<Arc<CompChannel>>,
+        cookie: u64,
+    ) -> Result<Arc<Cq>> {
+        let events = Arc::clone(context.events());
+        let queue = Arc::new(ferroce_core::Cq::new(cqe, channel, events, cookie)?);
+        context.users.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Cq {
+            context,
+            queue,
+            empty_polls: AtomicU32::new(0),
+            users: AtomicU32::new(0),
+            destroyed: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<ferroce_core::Cq> {
+        &self.queue
+    }
+
+    /// The context it was made in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Completions that it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    /// Takes completions. If there are none, the card is turned once and the queue looked at again.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn poll(&self, out: &mut [Completion]) -> Result<usize> {
+        self.context.check()?;
+        let taken = self.queue.poll(out);
+        if taken > 0 || out.is_empty() {
+            return Ok(taken);
+        }
+        self.context.card().turn();
+        let taken = self.queue.poll(out);
+        if taken > 0 {
+            self.empty_polls.store(0, Ordering::Relaxed);
+        } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= POLLS_BEFORE_YIELD {
+            std::thread::yield_now();
+        }
+        Ok(taken)
+    }
+
+    /// Asks for one event on the channel at the next completion (`solicited_only`: at the next solicited or failed one).
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        self.context.check()?;
+        self.queue.arm(solicited_only);
+        Ok(())
+    }
+
+    /// Changes the capacity.
+    ///
+    /// # Errors
+    /// EINVAL: 0, above the limit, or below the number of completions that wait to be polled.
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        self.context.check()?;
+        Ok(self.queue.resize(cqe)?)
+    }
+
+    /// Delays events until `count` completions or `period_us` microseconds.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn set_moderation(&self, count: u16, period_us: u16) -> Result<()> {
+        self.context.check()?;
+        self.queue.set_moderation(Moderation { count, period_us });
+        Ok(())
+    }
+
+    /// Ends it: no more events come from it.
+    ///
+    /// # Errors
+    /// EBUSY: queue pairs complete here.
+    pub fn destroy(&self) -> Result<EventsDelivered> {
+        if self.context.is_stale() {
+            return Ok(EventsDelivered::default());
+        }
+        let users = self.users.load(Ordering::Relaxed);
+        if users > 0 {
+            return Err(Error::new(libc::EBUSY, format!("{users} queue pairs or SRQs still use the completion queue")));
+        }
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return Ok(EventsDelivered::default());
+        }
+        self.context.users.fetch_sub(1, Ordering::Relaxed);
+        let cookie = self.queue.cookie();
+        Ok(EventsDelivered {
+            completion: self.queue.channel().map_or(0, |channel| channel.forget(cookie)),
+            asynchronous: self.context.events().forget(EventSource::Cq(cookie)),
+        })
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // No queue pair holds it any more, or the process is a forked child.
+        let _ = self.destroy();
+    }
+}

@@ -1,0 +1,197 @@
+//! Devices: one for each interface that is up and has an address.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferroce_service::devices::{self, DeviceInfo, ListOptions};
+use parking_lot::Mutex;
+
+pub use ferroce_service::devices::GidEntry;
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+/// Bytes that headers may take of the interface's MTU: IPv6, UDP, BTH, the largest extended headers and the ICRC, as kernel rxe
+/// counts them, so that both choose the same path MTU.
+const HEADER_ROOM: u32 = 80;
+/// How old what we know of an interface may be.
+const FRESH: Duration = Duration::from_millis(50);
+
+/// All devices ever listed in this process, so that a device is the same object each time.
+static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+
+/// A device of this host.
+#[derive(Debug)]
+pub struct Device {
+    name: String,
+    index: u32,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    info: DeviceInfo,
+    present: bool,
+    at: Instant,
+}
+
+/// State of a device's port (there is one, number 1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// The interface is up: `IBV_PORT_ACTIVE`, else `IBV_PORT_DOWN`.
+    pub active: bool,
+    /// Largest path MTU that the device supports, in bytes.
+    pub max_mtu: u32,
+    /// Largest path MTU that the interface's MTU allows now, in bytes.
+    pub active_mtu: u32,
+    /// Entries of the GID table.
+    pub gid_tbl_len: u32,
+}
+
+/// The devices of this host, the default route's interface first. The same device is the same `Arc` each time.
+///
+/// # Errors
+/// ENODEV with the reason when no interface qualifies (a fresh network namespace has loopback down).
+pub fn devices() -> Result<Vec<Arc<Device>>> {
+    let infos = devices::list(options())?;
+    let mut known = KNOWN.lock();
+    Ok(infos.into_iter().map(|info| remember(&mut known, info)).collect())
+}
+
+fn options() -> ListOptions {
+    ListOptions { loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }
+}
+
+fn remember(known: &mut Vec<Arc<Device>>, info: DeviceInfo) -> Arc<Device> {
+    let now = Instant::now();
+    if let Some(device) = known.iter().find(|device| device.is(&info)) {
+        *device.known.lock() = Known { info, present: true, at: now };
+        return Arc::clone(device);
+    }
+    let device = Arc::new(Device {
+        name: info.name.clone(),
+        index: known.len() as u32,
+        known: Mutex::new(Known { info, present: true, at: now }),
+    });
+    known.push(Arc::clone(&device));
+    device
+}
+
+impl Device {
+    fn is(&self, info: &DeviceInfo) -> bool {
+        self.name == info.name && self.known.lock().info.ifindex == info.ifindex
+    }
+
+    /// `ferroce0` and so on.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A number for the device, unique in this process (`ibv_get_device_index`).
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The interface behind it.
+    pub fn ifname(&self) -> String {
+        self.known.lock().info.ifname.clone()
+    }
+
+    /// Index of the interface.
+    pub fn ifindex(&self) -> u32 {
+        self.known.lock().info.ifindex
+    }
+
+    /// Node GUID as a number (most significant byte first on the wire).
+    pub fn guid(&self) -> u64 {
+        self.known.lock().info.guid
+    }
+
+    /// What the interface looks like now.
+    pub fn info(&self) -> DeviceInfo {
+        self.refresh();
+        self.known.lock().info.clone()
+    }
+
+    /// State of port 1.
+    pub fn port(&self) -> PortAttr {
+        self.refresh();
+        let known = self.known.lock();
+        PortAttr {
+            active: known.present && known.info.up,
+            max_mtu: 4096,
+            active_mtu: path_mtu(known.info.mtu),
+            gid_tbl_len: known.info.gids.len() as u32,
+        }
+    }
+
+    /// The GID table, by index.
+    pub fn gids(&self) -> Vec<GidEntry> {
+        self.refresh();
+        self.known.lock().info.gids.clone()
+    }
+
+    /// One entry of the GID table.
+    ///
+    /// # Errors
+    /// ENODATA: no such index.
+    pub fn gid(&self, index: u32) -> Result<GidEntry> {
+        let gids = self.gids();
+        gids.get(index as usize).cloned().ok_or_else(|| {
+            let have = gids.len().saturating_sub(1);
+            Error::new(libc::ENODATA, format!("GID index {index} of {} is empty: indices 0 to {have} exist", self.name))
+        })
+    }
+
+    /// The address that a GID index stands for.
+    pub(crate) fn source(&self, sgid_index: u32) -> Result<IpAddr> {
+        self.gid(sgid_index)
+            .map(|entry| entry.addr)
+            .map_err(|error| Error::new(libc::EINVAL, format!("sgid_index: {error}")))
+    }
+
+    /// Opens it. The first open in a process asks the service for a lane and starts the service if need be.
+    ///
+    /// # Errors
+    /// What the service says: port 4791 held by someone else (EADDRINUSE, the owner is named), no `ferroced` to start (ENOENT) ...
+    pub fn open(self: &Arc<Self>) -> Result<Arc<Context>> {
+        Context::open(Arc::clone(self))
+    }
+
+    fn refresh(&self) {
+        if self.known.lock().at.elapsed() < FRESH {
+            return;
+        }
+        // An interface that went away leaves its last state, marked as down.
+        let listed = devices::list(options()).unwrap_or_default();
+        let mut known = self.known.lock();
+        known.at = Instant::now();
+        match listed.into_iter().find(|info| info.ifindex == known.info.ifindex) {
+            Some(info) => {
+                known.info = info;
+                known.present = true;
+            }
+            None => known.present = false,
+        }
+    }
+}
+
+/// The largest path MTU (256 to 4096) that fits into an interface's MTU.
+fn path_mtu(mtu: u32) -> u32 {
+    [4096, 2048, 1024, 512].into_iter().find(|path| path + HEADER_ROOM <= mtu).unwrap_or(256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::path_mtu;
+
+    #[test]
+    fn path_mtu_as_kernel_rxe_chooses_it() {
+        assert_eq!(path_mtu(65_536), 4096);
+        assert_eq!(path_mtu(9000), 4096);
+        assert_eq!(path_mtu(4175), 2048);
+        assert_eq!(path_mtu(1500), 1024);
+        assert_eq!(path_mtu(576), 256);
+    }
+}

@@ -1,0 +1,270 @@
+//! Protection domains, memory regions and address handles.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ferroce_core::{Buffer, RawRegion};
+use ferroce_transport::{Access, PathAddr};
+
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::qp::{Qp, QpCreate};
+use crate::srq::{Srq, SrqCreate};
+
+/// A protection domain: the boundary inside which regions and queue pairs may meet.
+#[derive(Debug)]
+pub struct Pd {
+    context: Arc<Context>,
+    handle: u32,
+    /// Regions, queue pairs, SRQs and address handles alive.
+    pub(crate) users: AtomicU32,
+}
+
+impl Pd {
+    pub(crate) fn new(context: Arc<Context>, handle: u32) -> Arc<Pd> {
+        context.users.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Pd { context, handle, users: AtomicU32::new(0) })
+    }
+
+    /// The context it was made in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Its handle, unique in the process.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Registers memory. Peers address it by `iova`, which is usually the address itself.
+    ///
+    /// # Errors
+    /// EINVAL: remote write or atomic without local write, empty or overflowing range. EFAULT: not mapped.
+    pub fn reg_mr(self: &Arc<Self>, region: RawRegion, iova: u64, access: Access) -> Result<Arc<Mr>> {
+        self.register(region, iova, access, None)
+    }
+
+    /// Registers a buffer, which lives at least as long as the registration.
+    ///
+    /// # Errors
+    /// EINVAL: remote write or atomic without local write.
+    pub fn reg_buffer(self: &Arc<Self>, buffer: &Arc<Buffer>, access: Access) -> Result<Arc<Mr>> {
+        self.register(buffer.region(), buffer.addr(), access, Some(Arc::clone(buffer)))
+    }
+
+    fn register(
+        self: &Arc<Self>,
+        region: RawRegion,
+        iova: u64,
+        access: Access,
+        buffer: Option<Arc<Buffer>>,
+    ) -> Result<Arc<Mr>> {
+        self.context.check()?;
+        let key = self.context.card().keys().register(self.handle, region, iova, access)?;
+        self.users.fetch_add(1, Ordering::Relaxed);
+        let mr =
+            Mr { pd: Arc::clone(self), lkey: key.lkey, rkey: key.rkey, gone: AtomicBool::new(false), _buffer: buffer };
+        Ok(Arc::new(mr))
+    }
+
+    /// Makes a queue pair in RESET.
+    ///
+    /// # Errors
+    /// EINVAL: sizes above the device's limits, an SRQ or CQ of another context. ENOMEM: no number left.
+    pub fn create_qp(self: &Arc<Self>, create: &QpCreate) -> Result<Arc<Qp>> {
+        self.context.check()?;
+        Qp::create(self, create)
+    }
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// EINVAL: sizes above the device's limits.
+    pub fn create_srq(self: &Arc<Self>, create: &SrqCreate) -> Result<Arc<Srq>> {
+        self.context.check()?;
+        Srq::create(self, create)
+    }
+
+    /// Makes an address handle.
+    ///
+    /// # Errors
+    /// EINVAL: no GRH (a RoCE device needs a GID), a port other than 1, a GID index that does not exist.
+    pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Arc<Ah>> {
+        self.context.check()?;
+        let path = Arc::new(attr.resolve(&self.context)?);
+        self.users.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Ah { pd: Arc::clone(self), attr: *attr, path }))
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// EBUSY: regions, queue pairs, SRQs or address handles are alive in it.
+    pub fn dealloc(&self) -> Result<()> {
+        if self.context.is_stale() {
+            return Ok(());
+        }
+        match self.users.load(Ordering::Relaxed) {
+            0 => {
+                self.context.users.fetch_sub(1, Ordering::Relaxed);
+                Ok(())
+            }
+            users => Err(Error::new(
+                libc::EBUSY,
+                format!(
+                    "{users} memory regions, queue pairs, SRQs or address handles are still alive in the protection domain"
+                ),
+            )),
+        }
+    }
+}
+
+/// A memory region.
+#[derive(Debug)]
+pub struct Mr {
+    pd: Arc<Pd>,
+    lkey: u32,
+    rkey: u32,
+    gone: AtomicBool,
+    /// Keeps an owned buffer alive; dropped after the deregistration in `drop`.
+    _buffer: Option<Arc<Buffer>>,
+}
+
+impl Mr {
+    /// Names the region in local scatter/gather elements.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// Names the region to a peer.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Ends the registration. When it returns, the card touches the memory no more.
+    ///
+    /// # Errors
+    /// EINVAL when it is done already.
+    pub fn dereg(&self) -> Result<()> {
+        if self.pd.context.is_stale() {
+            return Ok(());
+        }
+        if self.gone.swap(true, Ordering::AcqRel) {
+            return Err(Error::new(libc::EINVAL, "the memory region is deregistered already"));
+        }
+        self.pd.context.card().deregister(self.lkey)?;
+        self.pd.users.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // Done already is fine here.
+        let _ = self.dereg();
+    }
+}
+
+/// Attributes of an address handle or of a connected path (`struct ibv_ah_attr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AhAttr {
+    /// Is there a GRH (`is_global`)? RoCE cannot do without.
+    pub is_global: bool,
+    /// Destination GID.
+    pub dgid: [u8; 16],
+    /// Flow label.
+    pub flow_label: u32,
+    /// Index of the source GID in the port's table.
+    pub sgid_index: u8,
+    /// Hop limit; 0 stands for 64.
+    pub hop_limit: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Destination LID; unused by RoCE, kept for queries.
+    pub dlid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Source path bits; unused by RoCE, kept for queries.
+    pub src_path_bits: u8,
+    /// Static rate, `enum ibv_rate`; kept for queries.
+    pub static_rate: u8,
+    /// Port; 1.
+    pub port_num: u8,
+}
+
+impl AhAttr {
+    /// Turns GIDs into addresses.
+    pub(crate) fn resolve(&self, context: &Context) -> Result<PathAddr> {
+        if !self.is_global {
+            return Err(Error::new(
+                libc::EINVAL,
+                "ah_attr.is_global is 0: a RoCE device needs a GID; set is_global and grh (ibv_*_pingpong: -g 0, perftest: -x 0)",
+            ));
+        }
+        if self.port_num != 1 {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!("ah_attr.port_num is {}: the device has port 1 only", self.port_num),
+            ));
+        }
+        let src = context.device().source(u32::from(self.sgid_index))?;
+        let dst = address_of(&self.dgid);
+        if src.is_ipv4() != dst.is_ipv4() {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!(
+                    "ah_attr.grh: sgid_index {} is {src}, but dgid is {dst}: both must be IPv4 or both IPv6",
+                    self.sgid_index
+                ),
+            ));
+        }
+        if dst.is_unspecified() {
+            return Err(Error::new(libc::EINVAL, "ah_attr.grh.dgid is all zero: exchange GIDs with the peer first"));
+        }
+        Ok(PathAddr {
+            src,
+            dst,
+            ifindex: if is_link_local(&dst) { context.device().ifindex() } else { 0 },
+            tclass: self.traffic_class,
+            hop_limit: if self.hop_limit == 0 { 64 } else { self.hop_limit },
+            flow_label: self.flow_label,
+        })
+    }
+}
+
+/// The address that a RoCE v2 GID stands for: IPv4 ones are mapped (`::ffff:a.b.c.d`, IBA annex A17).
+pub fn address_of(gid: &[u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(*gid);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+fn is_link_local(addr: &IpAddr) -> bool {
+    matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// An address handle: a resolved path for datagrams.
+#[derive(Debug)]
+pub struct Ah {
+    pd: Arc<Pd>,
+    attr: AhAttr,
+    path: Arc<PathAddr>,
+}
+
+impl Ah {
+    /// The resolved path.
+    pub fn path(&self) -> &Arc<PathAddr> {
+        &self.path
+    }
+
+    /// What it was made of.
+    pub fn attr(&self) -> &AhAttr {
+        &self.attr
+    }
+}
+
+impl Drop for Ah {
+    fn drop(&mut self) {
+        self.pd.users.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,109 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ferroce_core::{EventSource, limits};
+use ferroce_transport::RecvWr;
+
+use crate::error::{Error, Result};
+use crate::pd::Pd;
+
+/// What a shared receive queue is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct SrqCreate {
+    /// Requests that it can hold.
+    pub max_wr: u32,
+    /// Scatter/gather elements of a request.
+    pub max_sge: u32,
+    /// Named in asynchronous events.
+    pub cookie: u64,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    pd: Arc<Pd>,
+    queue: Arc<ferroce_core::Srq>,
+    pub(crate) users: AtomicU32,
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Arc<Pd>, create: &SrqCreate) -> Result<Arc<Srq>> {
+        check_limit("max_wr", create.max_wr, limits::MAX_SRQ_WR)?;
+        check_limit("max_sge", create.max_sge, limits::MAX_SRQ_SGE)?;
+        let events = Arc::clone(pd.context().events());
+        let queue = Arc::new(ferroce_core::Srq::new(create.max_wr, create.max_sge, events, create.cookie)?);
+        pd.users.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0) }))
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<ferroce_core::Srq> {
+        &self.queue
+    }
+
+    /// The protection domain it was made in.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// EINVAL: too many elements. ENOMEM: the queue is full.
+    pub fn post(&self, wr: RecvWr) -> Result<()> {
+        self.pd.context().check()?;
+        Ok(self.queue.post(wr)?)
+    }
+
+    /// Arms the limit event: it is raised once, when fewer than `limit` requests are left. 0 disarms.
+    ///
+    /// # Errors
+    /// EINVAL: above the capacity.
+    pub fn set_limit(&self, limit: u32) -> Result<()> {
+        self.pd.context().check()?;
+        Ok(self.queue.modify(Some(limit), None)?)
+    }
+
+    /// Changes the capacity.
+    ///
+    /// # Errors
+    /// EINVAL: 0, above the device's limit, or below what is posted.
+    pub fn resize(&self, max_wr: u32) -> Result<()> {
+        self.pd.context().check()?;
+        check_limit("max_wr", max_wr, limits::MAX_SRQ_WR)?;
+        Ok(self.queue.modify(None, Some(max_wr))?)
+    }
+
+    /// Capacity, elements of a request, and the limit that is armed.
+    pub fn query(&self) -> (u32, u32, u32) {
+        (self.queue.queue().max_wr(), self.queue.queue().max_sge(), self.queue.limit())
+    }
+
+    /// Ends it: no more events come from it. Gives the number of asynchronous events it handed out.
+    ///
+    /// # Errors
+    /// EBUSY: queue pairs receive from it.
+    pub fn destroy(&self) -> Result<u64> {
+        if self.pd.context().is_stale() {
+            return Ok(0);
+        }
+        match self.users.load(Ordering::Relaxed) {
+            0 => Ok(self.pd.context().events().forget(EventSource::Srq(self.queue.cookie()))),
+            users => Err(Error::new(libc::EBUSY, format!("{users} queue pairs still receive from the SRQ"))),
+        }
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        self.pd.users.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn check_limit(name: &str, value: u32, max: u32) -> Result<()> {
+    if value > max {
+        return Err(Error::new(libc::EINVAL, format!("{name} is {value}: the device's limit is {max}")));
+    }
+    Ok(())
+}
