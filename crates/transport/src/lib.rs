@@ -15,6 +15,10 @@ mod recovery;
 mod requester;
 mod responder;
 mod send_once;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 mod timer;
 mod uc;
 mod ud;

@@ -1,0 +1,135 @@
+//! A simulated host of one queue pair: it keeps what the transport tells, for tests to look at.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+
+use super::memory::SimMemory;
+use crate::cc::{Aimd, CongestionControl};
+use crate::host::{AtomicOp, Count, Drop, Host, Memory, MemoryError, Span, Window, WindowSignal};
+use crate::verbs::{Access, Completion, QpEvent, RecvWr, Sge};
+
+/// The host of one queue pair.
+pub struct SimHost {
+    /// Its memory.
+    pub memory: SimMemory,
+    /// Receive requests that wait.
+    pub receives: VecDeque<RecvWr>,
+    /// Completions of send requests, in order.
+    pub sent: Vec<Completion>,
+    /// Completions of receive requests, in order.
+    pub received: Vec<Completion>,
+    /// Send queue slots given back.
+    pub released: u32,
+    /// Events raised.
+    pub events: Vec<QpEvent>,
+    /// Packets dropped, by reason.
+    pub drops: HashMap<Drop, u32>,
+    /// What else was counted.
+    pub counts: HashMap<Count, u32>,
+    /// The windows, by [`Window`].
+    pub windows: [Box<dyn CongestionControl>; 2],
+}
+
+impl Default for SimHost {
+    fn default() -> Self {
+        SimHost {
+            memory: SimMemory::default(),
+            receives: VecDeque::new(),
+            sent: Vec::new(),
+            received: Vec::new(),
+            released: 0,
+            events: Vec::new(),
+            drops: HashMap::new(),
+            counts: HashMap::new(),
+            windows: [Box::new(Aimd::new()), Box::new(Aimd::new())],
+        }
+    }
+}
+
+impl fmt::Debug for SimHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimHost")
+            .field("sent", &self.sent)
+            .field("received", &self.received)
+            .field("events", &self.events)
+            .field("drops", &self.drops)
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SimHost {
+    /// How often packets were dropped for `reason`.
+    pub fn dropped(&self, reason: Drop) -> u32 {
+        self.drops.get(&reason).copied().unwrap_or(0)
+    }
+
+    /// How often `what` was counted.
+    pub fn counted(&self, what: Count) -> u32 {
+        self.counts.get(&what).copied().unwrap_or(0)
+    }
+}
+
+impl Memory for SimHost {
+    fn resolve_local(&mut self, pd: u32, sge: &Sge, write: bool) -> Result<Span, MemoryError> {
+        self.memory.resolve_local(pd, sge, write)
+    }
+
+    fn resolve_remote(&mut self, pd: u32, rkey: u32, va: u64, len: u32, access: Access) -> Result<Span, MemoryError> {
+        self.memory.resolve_remote(pd, rkey, va, len, access)
+    }
+
+    fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
+        self.memory.store(span, data, last)
+    }
+
+    fn atomic(&mut self, span: Span, op: AtomicOp) -> Result<u64, MemoryError> {
+        self.memory.atomic(span, op)
+    }
+
+    fn invalidate(&mut self, pd: u32, rkey: u32, qpn: u32) -> Result<(), MemoryError> {
+        self.memory.invalidate(pd, rkey, qpn)
+    }
+}
+
+impl Host for SimHost {
+    fn pop_recv(&mut self) -> Option<RecvWr> {
+        self.receives.pop_front()
+    }
+
+    fn complete_send(&mut self, completion: Completion) {
+        self.sent.push(completion);
+    }
+
+    fn release_send(&mut self, count: u32) {
+        self.released += count;
+    }
+
+    fn complete_recv(&mut self, completion: Completion) {
+        self.received.push(completion);
+    }
+
+    fn event(&mut self, event: QpEvent) {
+        self.events.push(event);
+    }
+
+    fn drop_packet(&mut self, reason: Drop) {
+        *self.drops.entry(reason).or_default() += 1;
+    }
+
+    fn count(&mut self, what: Count, n: u32) {
+        *self.counts.entry(what).or_default() += n;
+    }
+
+    fn window(&mut self, window: Window) -> u32 {
+        self.windows[window as usize].available()
+    }
+
+    fn window_take(&mut self, window: Window, bytes: u32) {
+        self.windows[window as usize].take(bytes);
+    }
+
+    fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal) {
+        self.windows[window as usize].give_back(bytes, signal);
+    }
+}
