@@ -4,10 +4,9 @@
 //! A link owns what is below the BTH: sockets, IP and UDP facts, the ICRC, the cut of a train into datagrams. It knows nothing
 //! of queue pairs, PSN order or completions. `unsafe` lives only in `udp/sys.rs`, the system calls.
 //!
-//! # Order and ownership of memory
-//! [`Link::send`] reads the memory of a train at once, for the ICRC. Large pieces are not copied: the kernel reads them again
-//! in [`Link::flush`], so the spans of a train have to stay valid until `flush` returns. A caller that guards memory with a
-//! lock calls `flush` before it lets go of the lock.
+//! # When memory is read
+//! [`Link::send`] reads the memory of a train at once. A link may read it again until [`Link::flush`] returns, so a caller that
+//! guards memory with a lock calls `flush` before it lets go of the lock. ([`UdpLink`] copies, and does not read it again.)
 
 use std::os::fd::RawFd;
 
@@ -39,8 +38,8 @@ pub enum SendError {
 
 /// A carrier of packets. One thread at a time uses a link; it never blocks and spawns nothing.
 pub trait Link: Send {
-    /// Queues one train from queue pair `src_qpn` along `path` (for UD the train's own path wins). Its memory is read now, for
-    /// the ICRC, and perhaps again by `flush`. An error concerns this train alone and means that nothing of it will be sent.
+    /// Queues one train from queue pair `src_qpn` along `path` (for UD the train's own path wins). Its memory is read now,
+    /// and perhaps again by `flush`. An error concerns this train alone and means that nothing of it will be sent.
     ///
     /// A link whose queue is full flushes by itself; what fails then is kept and reported by the next `flush`. `cookie` comes
     /// back in that report; it is not looked at.
@@ -114,13 +113,13 @@ pub struct Frame<'a> {
 /// Sees every packet: sent ones when they are queued, received ones before they are dropped for a fault.
 pub type Tap = Box<dyn FnMut(&Frame<'_>) + Send>;
 
-/// Decides for each packet of so many bytes whether to damage it, and which bit to flip. Of sent packets whose payload the system
-/// gathers, only headers and ICRC are at hand: the number is taken modulo what there is. The receiver's ICRC check finds each.
+/// Decides for each packet of so many bytes whether to damage it, and which bit to flip: before a sent packet leaves, and before the
+/// ICRC of a received one is checked. Byte 4 of the BTH, which the ICRC does not cover, is spared.
 pub type Corrupt = Box<dyn FnMut(Direction, usize) -> Option<usize> + Send>;
 
 /// A link that lets middlewares at its packets' bytes.
 pub trait WireHooks {
-    /// Shows all packets to `tap` from now on. Payload is then copied before it is sent, so that the tap sees what goes out.
+    /// Shows all packets to `tap` from now on.
     fn set_tap(&mut self, tap: Tap);
     /// Lets `corrupt` damage packets from now on.
     fn set_corrupt(&mut self, corrupt: Corrupt);

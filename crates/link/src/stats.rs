@@ -39,7 +39,7 @@ stats! {
     tx_drop_full,
     /// Packets not sent because the destination was refused.
     tx_unreachable,
-    /// Packets not sent because their memory was gone.
+    /// Trains not sent because their memory was gone.
     tx_fault,
     /// Times the queue was full and was flushed inside `send`.
     tx_auto_flush,

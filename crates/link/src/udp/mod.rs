@@ -6,8 +6,10 @@
 //! IPv4 Identification known that the ICRC covers: 0, or 0, 1, 2 ... in a GSO batch.
 //!
 //! Packets queue per socket. Neighbours of equal size, of one train or of several, become one GSO batch; a shorter one may end
-//! it. Payload pieces of half a KiB and more are gathered from user memory by the system; smaller ones and READ responses (whose
-//! memory may change) are copied and summed in one pass.
+//! it. All payload is copied and summed in one pass, also where the transport would allow to gather it: `core` sums a copy anyway,
+//! because the memory may change under it, and one long piece is cheaper for the system than two pieces a packet. Measured on
+//! cold memory, a train of 61,440 bytes: gathered 13.4 us (MTU 4096), 15.3 us (2048), 19.6 us (1024); copied 13.2, 14.3, 17.3 us.
+//! A copy also keeps its ICRC when the program changes the memory, and is independent of it once queued.
 //!
 //! # Receiving
 //! From sockets that somebody else bound, never sending from them. See [`ingest`].
@@ -24,6 +26,7 @@ mod probe;
 mod queue;
 mod recv;
 mod send;
+mod sum;
 mod sys;
 
 pub use probe::Capabilities;
@@ -55,6 +58,12 @@ impl Default for UdpOptions {
 struct Hooks {
     tap: Option<Tap>,
     corrupt: Option<Corrupt>,
+}
+
+impl Hooks {
+    fn is_empty(&self) -> bool {
+        self.tap.is_none() && self.corrupt.is_none()
+    }
 }
 
 /// A link over UDP: receives from the sockets of a lane, sends from private ones, one source port per destination lane.

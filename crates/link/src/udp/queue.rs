@@ -2,15 +2,14 @@
 
 use ferroce_core::mem;
 use ferroce_transport::{Payload, Span, Train};
-use ferroce_wire::icrc::{self, Pseudo};
+use ferroce_wire::icrc;
 use ferroce_wire::{Bth, Headers, ICRC_LEN};
 
 use super::arena::Arena;
+use super::sum::PathSum;
 use super::sys::{MAX_PIECES, Message, Piece};
 use crate::SendError;
 
-/// Smaller pieces of payload are copied beside their header: a piece of its own costs the system more than a copy costs us.
-const GATHER_MIN: usize = 512;
 /// Most bytes that a packet adds to its payload: BTH, the longest run of extended headers, pad, ICRC.
 const OVERHEAD: usize = 64;
 
@@ -50,7 +49,7 @@ pub(super) struct Limits {
 /// What one socket has queued.
 pub(super) struct Queue {
     /// The ICRC up to the BTH for this socket's addresses.
-    pseudo: Pseudo,
+    sum: PathSum,
     limits: Limits,
     pieces: Vec<Piece>,
     batches: Vec<Batch>,
@@ -68,17 +67,9 @@ struct Mark {
     last_owner: Option<Owner>,
 }
 
-/// What to do with each packet besides queueing it, for middlewares.
-pub(super) trait Inspect {
-    /// Whether packets shall be whole in the arena, so that `packet` sees all of them.
-    fn whole(&self) -> bool;
-    /// Looks at a packet (from its header on, as far as it is in the arena) and may damage it. `identification` as it will go out.
-    fn packet(&mut self, identification: u16, bytes: &mut [u8]);
-}
-
 impl Queue {
-    pub(super) fn new(pseudo: Pseudo, limits: Limits) -> Queue {
-        Queue { pseudo, limits, pieces: Vec::new(), batches: Vec::new(), owners: Vec::new() }
+    pub(super) fn new(sum: PathSum, limits: Limits) -> Queue {
+        Queue { sum, limits, pieces: Vec::new(), batches: Vec::new(), owners: Vec::new() }
     }
 
     /// Bytes of arena that a train may take.
@@ -103,13 +94,14 @@ impl Queue {
         self.owners.clear();
     }
 
-    /// Cuts a train into packets and queues them, all or none.
+    /// Cuts a train into packets and queues them, all or none. Shows each packet, with the Identification that it will have, to
+    /// `inspect`, which may damage it.
     pub(super) fn push(
         &mut self,
         cookie: u64,
         train: &Train,
         arena: &mut Arena,
-        inspect: &mut dyn Inspect,
+        mut inspect: Option<&mut dyn FnMut(u16, &mut [u8])>,
     ) -> Result<(), SendError> {
         let (len, mtu, packets) = (train.len as usize, train.mtu as usize, train.packets as usize);
         assert!(
@@ -129,14 +121,19 @@ impl Queue {
             };
             let headers = Headers { bth: Bth { psn: train.head.bth.psn.add(i as u32), ..headers.bth }, ..headers };
             let payload = if last { len - i * mtu } else { mtu };
-            if self.push_packet(cookie, &headers, payload, &mut source, arena, inspect).is_err() {
+            let start = arena.used();
+            let Ok(identification) = self.push_packet(cookie, &headers, payload, &mut source, arena) else {
                 self.rewind(mark, arena);
                 return Err(SendError::Fault);
+            };
+            if let Some(inspect) = &mut inspect {
+                inspect(identification, arena.since(start));
             }
         }
         Ok(())
     }
 
+    /// Queues one packet. Returns its Identification.
     fn push_packet(
         &mut self,
         cookie: u64,
@@ -144,44 +141,28 @@ impl Queue {
         payload: usize,
         source: &mut Source<'_>,
         arena: &mut Arena,
-        inspect: &mut dyn Inspect,
-    ) -> Result<(), mem::Fault> {
+    ) -> Result<u16, mem::Fault> {
         let header = headers.len();
         let pad = usize::from(headers.bth.pad);
         let wire = header + payload + pad + ICRC_LEN;
         let identification = self.place(cookie, wire);
-        let gather_min = if inspect.whole() { usize::MAX } else { GATHER_MIN };
+        let addr = arena.addr(arena.used());
+        let packet = arena.take(wire);
+        let (header, rest) = packet.split_at_mut(header);
+        let (payload, rest) = rest.split_at_mut(payload);
+        let (pad, icrc) = rest.split_at_mut(pad);
 
-        // What stands in the arena without a gap goes to the system as one piece; `start` is where the next one begins.
-        let first = arena.used();
-        let mut start = first;
-        headers.emit(arena.take(header));
-        let mut sum = icrc::body(self.pseudo.state(wire as u16, identification), arena.since(first));
-        let mut left = payload;
-        while left > 0 {
-            let chunk = source.next(left);
-            left -= chunk.len();
-            sum = match chunk {
-                Chunk::Memory { addr, len, stable: true } if len >= gather_min => {
-                    sum = mem::crc(addr, len, sum)?;
-                    self.push_piece(Piece { addr: arena.addr(start), len: arena.used() - start });
-                    self.push_piece(Piece { addr: addr as usize, len });
-                    start = arena.used();
-                    sum
-                }
-                Chunk::Memory { addr, len, .. } => mem::load_crc(addr, arena.take(len), sum)?,
-                Chunk::Bytes(bytes) => {
-                    arena.take(bytes.len()).copy_from_slice(bytes);
-                    icrc::update(sum, bytes)
-                }
-            };
+        headers.emit(header);
+        let mut sum = self.sum.state(wire as u16, identification);
+        sum = sum_header(sum, header);
+        sum = source.copy_to(payload, sum)?;
+        if !pad.is_empty() {
+            pad.fill(0);
+            sum = icrc::update(sum, pad);
         }
-        arena.take(pad).fill(0);
-        sum = icrc::update(sum, &[0; 3][..pad]);
-        arena.take(ICRC_LEN).copy_from_slice(&icrc::finish(sum));
-        self.push_piece(Piece { addr: arena.addr(start), len: arena.used() - start });
-        inspect.packet(identification, arena.since(first));
-        Ok(())
+        icrc.copy_from_slice(&icrc::finish(sum));
+        self.push_piece(Piece { addr, len: wire });
+        Ok(identification)
     }
 
     /// Finds the batch for a packet of `wire` bytes, which must be queued next. Returns its Identification: an unconnected
@@ -193,8 +174,7 @@ impl Queue {
                 if batch.open
                     && wire <= batch.segment
                     && batch.bytes + wire <= self.limits.bytes
-                    // A packet has fewer than twice as many pieces as it has room for gathered ones, and a header.
-                    && self.pieces.len() - batch.first_piece + 2 * (wire / GATHER_MIN) + 2 <= MAX_PIECES =>
+                    && self.pieces.len() - batch.first_piece < MAX_PIECES =>
             {
                 let index = batch.packets;
                 batch.packets += 1;
@@ -276,8 +256,8 @@ impl Queue {
 
     /// The pieces of the `index`th packet of a datagram, made ready to go as a datagram of its own: its Identification will be 0,
     /// and its ICRC is put right for that.
-    pub(super) fn single(&self, at: usize, index: u16, arena: &mut Arena) -> Vec<Piece> {
-        let batch = &self.batches[at];
+    pub(super) fn single(&mut self, at: usize, index: u16, arena: &mut Arena) -> Vec<Piece> {
+        let batch = self.batches[at];
         let mut skip = batch.segment * usize::from(index);
         let wire = batch.segment.min(batch.bytes - skip);
         let mut left = wire;
@@ -294,7 +274,7 @@ impl Queue {
         if let Some(last) = pieces.last() {
             // CRC is linear: the two sums over any bytes behind the Identification differ by the same.
             let behind = vec![0; wire - ICRC_LEN];
-            let sum = |identification| icrc::update(self.pseudo.state(wire as u16, identification), &behind);
+            let mut sum = |identification| icrc::update(self.sum.state(wire as u16, identification), &behind);
             let icrc = arena.ending_at::<ICRC_LEN>(last.addr + last.len);
             *icrc = (u32::from_le_bytes(*icrc) ^ sum(index) ^ sum(0)).to_le_bytes();
         }
@@ -309,66 +289,56 @@ fn restore<T>(list: &mut Vec<T>, len: usize, last: Option<T>) {
     }
 }
 
-/// A run of payload bytes.
-enum Chunk<'a> {
-    /// User memory; `stable` if the program may not change it before completion.
-    Memory {
-        addr: u64,
-        len: usize,
-        stable: bool,
-    },
-    Bytes(&'a [u8]),
-}
-
-impl Chunk<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Chunk::Memory { len, .. } => *len,
-            Chunk::Bytes(bytes) => bytes.len(),
-        }
-    }
+/// Sums a packet's headers, byte 4 of the BTH masked, in one go.
+fn sum_header(sum: u32, header: &[u8]) -> u32 {
+    let mut masked = [0; OVERHEAD];
+    let masked = &mut masked[..header.len()];
+    masked.copy_from_slice(header);
+    masked[4] = 0xff;
+    icrc::update(sum, masked)
 }
 
 /// What is left of a train's payload.
 enum Source<'a> {
-    Spans { first: Span, rest: &'a [Span], stable: bool },
+    Spans { first: Span, rest: &'a [Span] },
     Bytes(&'a [u8]),
 }
 
 impl<'a> Source<'a> {
+    /// # Panics
+    /// If the payload has fewer than `len` bytes.
     fn new(payload: &'a Payload, len: usize) -> Source<'a> {
-        const EMPTY: Span = Span { addr: 0, len: 0 };
-        match payload {
-            Payload::Gather(spans) => {
-                let have: usize = spans.iter().map(|span| span.len as usize).sum();
-                assert!(have >= len, "a train of {len} bytes has {have} bytes of payload");
-                Source::Spans { first: EMPTY, rest: spans, stable: true }
-            }
-            Payload::Copy(span) => {
-                assert!(span.len as usize >= len, "a train of {len} bytes has {} bytes of payload", span.len);
-                Source::Spans { first: *span, rest: &[], stable: false }
-            }
-            Payload::Inline(bytes, start) => Source::Bytes(&bytes[*start as usize..][..len]),
-        }
+        let spans = match payload {
+            Payload::Gather(spans) => spans.as_slice(),
+            Payload::Copy(span) => std::slice::from_ref(span),
+            Payload::Inline(bytes, start) => return Source::Bytes(&bytes[*start as usize..][..len]),
+        };
+        let have: usize = spans.iter().map(|span| span.len as usize).sum();
+        assert!(have >= len, "a train of {len} bytes has {have} bytes of payload");
+        Source::Spans { first: Span { addr: 0, len: 0 }, rest: spans }
     }
 
-    /// The next `limit` bytes, or fewer. Never none: the length of the payload was checked at the start.
-    fn next(&mut self, limit: usize) -> Chunk<'a> {
+    /// Copies the next bytes to `out` and continues the sum over them.
+    fn copy_to(&mut self, mut out: &mut [u8], mut sum: u32) -> Result<u32, mem::Fault> {
         match self {
-            Source::Spans { first, rest, stable } => {
-                while first.len == 0 {
-                    let (next, others) = rest.split_first().expect("payload was counted");
-                    (*first, *rest) = (*next, others);
+            Source::Spans { first, rest } => {
+                while !out.is_empty() {
+                    while first.len == 0 {
+                        let (next, others) = rest.split_first().expect("the payload's length was checked");
+                        (*first, *rest) = (*next, others);
+                    }
+                    let (chunk, left) = out.split_at_mut(out.len().min(first.len as usize));
+                    sum = mem::load_crc(first.addr, chunk, sum)?;
+                    *first = Span { addr: first.addr + chunk.len() as u64, len: first.len - chunk.len() as u32 };
+                    out = left;
                 }
-                let len = limit.min(first.len as usize);
-                let addr = first.addr;
-                *first = Span { addr: addr + len as u64, len: first.len - len as u32 };
-                Chunk::Memory { addr, len, stable: *stable }
+                Ok(sum)
             }
             Source::Bytes(bytes) => {
-                let (head, rest) = bytes.split_at(limit.min(bytes.len()));
-                *bytes = rest;
-                Chunk::Bytes(head)
+                let (chunk, left) = bytes.split_at(out.len());
+                out.copy_from_slice(chunk);
+                *bytes = left;
+                Ok(icrc::update(sum, chunk))
             }
         }
     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ferroce_wire::icrc::{self, ID_TO_BTH, Pseudo};
 use ferroce_wire::{BTH_LEN, Headers, ICRC_LEN, NetHeader, ParseError};
 
+use super::sum::PathSum;
 use super::sys::{self, Buffer, Received, RxBuffers};
 use super::{Hooks, UdpOptions};
 use crate::{Direction, Frame, LinkStats};
@@ -192,7 +193,7 @@ fn ingest_with(
     for packet in datagram.chunks(segment) {
         stats.rx_packets += 1;
         let net = NetHeader { udp_len: packet.len() as u16, ..*net };
-        let checked = check(&path.pseudo, &net, foretold, packet);
+        let checked = check(&mut path.sum, &net, foretold, packet);
         if let Some(tap) = tap {
             let identification = checked.unwrap_or(0);
             tap(&Frame { direction: Direction::Rx, net: &net, identification, bytes: packet });
@@ -232,11 +233,11 @@ enum Bad {
 }
 
 /// Checks the ICRC of a packet and gives its Identification. One pass over the bytes, whatever the Identification is.
-fn check(pseudo: &Pseudo, net: &NetHeader, foretold: u16, packet: &[u8]) -> Result<u16, Bad> {
+fn check(path: &mut PathSum, net: &NetHeader, foretold: u16, packet: &[u8]) -> Result<u16, Bad> {
     let Some((body, icrc)) = packet.split_last_chunk::<ICRC_LEN>().filter(|(body, _)| body.len() >= BTH_LEN) else {
         return Err(Bad::TooShort);
     };
-    let sum = icrc::body(pseudo.state(net.udp_len, foretold), body);
+    let sum = icrc::body(path.state(net.udp_len, foretold), body);
     let difference = sum ^ u32::from_le_bytes(*icrc);
     if difference == 0 {
         return Ok(foretold);
@@ -255,7 +256,7 @@ struct Paths(Option<Path>);
 struct Path {
     key: (IpAddr, IpAddr, u16),
     /// The ICRC up to the BTH.
-    pseudo: Pseudo,
+    sum: PathSum,
     /// The Identification that follows the last one, for peers that count on.
     next: u16,
 }
@@ -264,7 +265,8 @@ impl Paths {
     fn of(&mut self, net: &NetHeader) -> &mut Path {
         let key = (net.src, net.dst, net.src_port);
         if self.0.as_ref().is_none_or(|path| path.key != key) {
-            self.0 = Some(Path { key, pseudo: Pseudo::new(net.src, net.dst, net.src_port), next: 0 });
+            let sum = PathSum::new(Pseudo::new(net.src, net.dst, net.src_port), net.dst.is_ipv4());
+            self.0 = Some(Path { key, sum, next: 0 });
         }
         self.0.as_mut().expect("set above")
     }

@@ -10,7 +10,8 @@ use ferroce_wire::NetHeader;
 use ferroce_wire::icrc::Pseudo;
 
 use super::arena::Arena;
-use super::queue::{Inspect, Limits, Queue};
+use super::queue::{Limits, Queue};
+use super::sum::PathSum;
 use super::sys::{self, Buffer, Message, Name};
 use super::{Hooks, UdpOptions};
 use crate::{Direction, Frame, LinkStats, SendError};
@@ -104,8 +105,16 @@ impl Sender {
         let socket = &mut self.sockets[slot];
         socket.used = self.turn;
         let fresh = socket.queue.batches() == 0;
-        let mut inspect = TxInspect { hooks, path: &socket.key.path, src_port: socket.src_port, stats };
-        socket.queue.push(cookie, train, &mut self.arena, &mut inspect)?;
+        let queued = if hooks.is_empty() {
+            socket.queue.push(cookie, train, &mut self.arena, None)
+        } else {
+            let (path, src_port) = (&socket.key.path, socket.src_port);
+            let mut inspect =
+                |identification, bytes: &mut [u8]| show(hooks, path, src_port, identification, bytes, stats);
+            socket.queue.push(cookie, train, &mut self.arena, Some(&mut inspect))
+        };
+        stats.tx_fault += u64::from(queued.is_err());
+        queued?;
         stats.tx_trains += 1;
         if fresh {
             self.dirty.push(slot);
@@ -178,7 +187,8 @@ impl TxSocket {
         sys::bind(fd, &with_scope(src, 0, &key.path))?;
         let src_port = sys::local_addr(fd)?.port();
         let bytes = if dst.is_ipv4() { MAX_BYTES_V4 } else { MAX_BYTES_V6 };
-        let queue = Queue::new(Pseudo::new(src, dst, src_port), Limits { packets: max_packets, bytes });
+        let sum = PathSum::new(Pseudo::new(src, dst, src_port), dst.is_ipv4());
+        let queue = Queue::new(sum, Limits { packets: max_packets, bytes });
         let peer = Name::from(&with_scope(dst, port, &key.path));
         Ok(TxSocket { fd: socket, key, peer, src_port, queue, used: 0 })
     }
@@ -222,10 +232,7 @@ impl TxSocket {
         let (packets, _) = self.queue.size(at);
         match error.raw_os_error() {
             _ if is_full(error) => stats.tx_drop_full += u64::from(packets),
-            // Whose memory is gone, or whether it is batches that this route cannot carry, shows packet by packet.
-            Some(libc::EFAULT) if packets > 1 => {
-                self.send_singly(at, arena, stats, failed);
-            }
+            // Whether it is batches that this route cannot carry shows packet by packet.
             Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP) if packets > 1 => {
                 if self.send_singly(at, arena, stats, failed) {
                     stats.tx_gso_refused += 1;
@@ -251,6 +258,7 @@ impl TxSocket {
     ) -> bool {
         let mut any = false;
         let owners = self.queue.owners(at).flat_map(|(cookie, packets)| std::iter::repeat_n(cookie, packets.into()));
+        let owners: Vec<u64> = owners.collect();
         for (index, cookie) in (0..).zip(owners) {
             let pieces = self.queue.single(at, index, arena);
             let mut retries = 0;
@@ -278,8 +286,7 @@ impl TxSocket {
 }
 
 fn set_options(fd: std::os::fd::BorrowedFd<'_>, path: &PathAddr, dst: IpAddr) -> io::Result<()> {
-    let hops = if path.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { path.hop_limit };
-    let (tclass, hops) = (libc::c_int::from(path.tclass), libc::c_int::from(hops));
+    let (tclass, hops) = (libc::c_int::from(path.tclass), libc::c_int::from(hop_limit(path)));
     let ifindex = libc::c_int::try_from(path.ifindex).unwrap_or(0);
     // A dual-stack socket would need the IPv4 options too; one family a socket keeps it plain.
     let (level, options) = match dst {
@@ -341,16 +348,8 @@ fn unreachable(error: &io::Error) -> SendError {
 }
 
 fn fail(cookie: u64, packets: u16, error: &io::Error, stats: &mut LinkStats, failed: &mut Vec<(u64, SendError)>) {
-    let reason = match error.raw_os_error() {
-        Some(libc::EFAULT) => {
-            stats.tx_fault += u64::from(packets);
-            SendError::Fault
-        }
-        _ => {
-            stats.tx_unreachable += u64::from(packets);
-            unreachable(error)
-        }
-    };
+    stats.tx_unreachable += u64::from(packets);
+    let reason = unreachable(error);
     // The packets of a train stand together: one report for all of them.
     if failed.last() != Some(&(cookie, reason)) {
         failed.push((cookie, reason));
@@ -364,36 +363,34 @@ fn count_sent(stats: &mut LinkStats, packets: u16, bytes: usize) {
     stats.tx_gso_batches += u64::from(packets > 1);
 }
 
-/// Shows each packet to the link's hooks.
-struct TxInspect<'a> {
-    hooks: &'a mut Hooks,
-    path: &'a PathAddr,
+/// Shows a packet to the link's hooks.
+fn show(
+    hooks: &mut Hooks,
+    path: &PathAddr,
     src_port: u16,
-    stats: &'a mut LinkStats,
+    identification: u16,
+    bytes: &mut [u8],
+    stats: &mut LinkStats,
+) {
+    if let Some(corrupt) = &mut hooks.corrupt
+        && let Some(bit) = corrupt(Direction::Tx, bytes.len())
+    {
+        stats.fault_corrupted += 1;
+        super::flip(bytes, bit);
+    }
+    if let Some(tap) = &mut hooks.tap {
+        let net = NetHeader {
+            src: path.src.to_canonical(),
+            dst: path.dst.to_canonical(),
+            src_port,
+            tclass: path.tclass,
+            hop_limit: hop_limit(path),
+            udp_len: bytes.len() as u16,
+        };
+        tap(&Frame { direction: Direction::Tx, net: &net, identification, bytes });
+    }
 }
 
-impl Inspect for TxInspect<'_> {
-    fn whole(&self) -> bool {
-        self.hooks.tap.is_some()
-    }
-
-    fn packet(&mut self, identification: u16, bytes: &mut [u8]) {
-        if let Some(corrupt) = &mut self.hooks.corrupt
-            && let Some(bit) = corrupt(Direction::Tx, bytes.len())
-        {
-            self.stats.fault_corrupted += 1;
-            super::flip(bytes, bit);
-        }
-        if let Some(tap) = &mut self.hooks.tap {
-            let net = NetHeader {
-                src: self.path.src.to_canonical(),
-                dst: self.path.dst.to_canonical(),
-                src_port: self.src_port,
-                tclass: self.path.tclass,
-                hop_limit: if self.path.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { self.path.hop_limit },
-                udp_len: bytes.len() as u16,
-            };
-            tap(&Frame { direction: Direction::Tx, net: &net, identification, bytes });
-        }
-    }
+fn hop_limit(path: &PathAddr) -> u8 {
+    if path.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { path.hop_limit }
 }

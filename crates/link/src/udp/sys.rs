@@ -408,6 +408,7 @@ impl ControlData for libc::in_pktinfo {}
 impl ControlData for libc::in6_pktinfo {}
 
 /// Copies the data out of a control message.
+#[allow(clippy::unnecessary_cast)] // the type of cmsg_len differs between C libraries
 fn control_value<T: ControlData>(header: *const libc::cmsghdr, data: *const u8) -> T {
     // SAFETY: `header` is one of FIRSTHDR or NXTHDR. CMSG_LEN is arithmetic.
     let (have, need) = unsafe { ((*header).cmsg_len as usize, libc::CMSG_LEN(size_of::<T>() as u32) as usize) };
