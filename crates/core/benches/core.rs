@@ -120,7 +120,9 @@ fn completions() {
     report("push + poll", 0, nanoseconds(200_000, push_and_poll));
     let mut batch = [completion; 16];
     let push_and_poll = || {
-        (0..16).for_each(|_| cq.push(black_box(completion)));
+        for _ in 0..16 {
+            cq.push(black_box(completion));
+        }
         assert_eq!(cq.poll(&mut batch), 16);
     };
     report("16 x push + poll of 16", 0, nanoseconds(20_000, push_and_poll));

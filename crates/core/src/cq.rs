@@ -85,7 +85,10 @@ impl Cq {
 
     /// Adds a completion and raises the event that was asked for. In a full queue it is lost: the queue is bad from then on, which
     /// `IBV_EVENT_CQ_ERR` tells once.
-    pub fn push(&self, completion: Completion) {
+    ///
+    /// Gives true if the completion's event is held back for a moderation period that begins now: then the caller sees to it that
+    /// [`Cq::on_timer`] is called soon, and again when [`Cq::next_timeout`] says so, until that is `None`.
+    pub fn push(&self, completion: Completion) -> bool {
         let mut ring = self.ring.lock();
         if ring.bad || ring.entries.len() >= ring.capacity as usize {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -94,13 +97,19 @@ impl Cq {
                 log::error!("completion queue of {} entries overran: poll more often or make it larger", ring.capacity);
                 self.events.push(AsyncEvent::Cq { cookie: self.cookie });
             }
-            return;
+            return false;
         }
         ring.entries.push_back(completion);
         self.len.store(ring.entries.len() as u32, Ordering::Release);
-        if ring.armed != Armed::No && ring.is_told(&completion) {
-            self.tell(&mut ring);
+        if ring.armed == Armed::No {
+            return false;
         }
+        let held_before = ring.held;
+        if ring.is_told(&completion) {
+            self.tell(&mut ring);
+            return false;
+        }
+        held_before == 0 && ring.held == 1 && ring.moderation.period_us > 0
     }
 
     /// Takes the oldest completions, as many as there are and fit. Gives their number.

@@ -6,11 +6,13 @@
 mod common;
 
 use std::os::unix::process::ExitStatusExt;
+use std::os::unix::thread::JoinHandleExt;
 use std::process::{Command, ExitStatus};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use common::{Map, PAGE};
+use ferroce_core::CompChannel;
 use ferroce_core::mem::{self, Fault};
 
 const SCENE: &str = "FERROCE_TEST_SCENE";
@@ -295,5 +297,20 @@ fn holes_made_by_munmap_are_faults() {
         assert_eq!(mem::store(map.addr(), &[0; 2 * PAGE], true), Err(Fault));
         assert_eq!(mem::crc(map.addr() + page, 1, 0), Err(Fault));
         assert_eq!(mem::fetch_add(map.addr() + page, 1), Err(Fault));
+    });
+}
+
+#[test]
+fn a_sleeper_on_a_channel_is_interrupted() {
+    survives("a_sleeper_on_a_channel_is_interrupted", || {
+        set_handler(libc::SIGUSR1, count as *const () as usize, 0);
+        let sleeper = std::thread::spawn(|| CompChannel::new().unwrap().next_event().unwrap_err().raw_os_error());
+        // Again and again: the first may come before it sleeps.
+        while !sleeper.is_finished() {
+            // SAFETY: the thread is not joined yet.
+            unsafe { libc::pthread_kill(sleeper.as_pthread_t(), libc::SIGUSR1) };
+            std::thread::yield_now();
+        }
+        assert_eq!(sleeper.join().unwrap(), Some(libc::EINTR));
     });
 }

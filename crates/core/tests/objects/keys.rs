@@ -1,0 +1,230 @@
+//! Memory keys.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ferroce_core::mem::Buffer;
+use ferroce_core::{KeyTable, limits};
+use ferroce_transport::{Access, MemoryError, Span};
+use proptest::prelude::*;
+
+const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+#[test]
+fn bounds_are_exact() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(1_000));
+    let addr = buffer.addr();
+    let iova = 1 << 40;
+    let key = table.register(1, buffer.region(), iova, ALL).unwrap().rkey;
+    let resolve = |va, len| table.resolve(1, key, va, len, Access::REMOTE_READ);
+    assert_eq!(resolve(iova, 1_000), Ok(Span { addr, len: 1_000 }));
+    assert_eq!(resolve(iova + 999, 1), Ok(Span { addr: addr + 999, len: 1 }));
+    for (va, len) in [
+        (iova - 1, 1),
+        (iova - 1, 2),
+        (iova, 1_001),
+        (iova + 999, 2),
+        (iova + 1_000, 1),
+        (addr, 1),
+        (0, 1),
+        (u64::MAX, 1),
+        (u64::MAX, u32::MAX),
+        (iova + 1, u32::MAX),
+    ] {
+        assert_eq!(resolve(va, len), Err(MemoryError::Bounds), "{va:#x} {len}");
+    }
+    assert!(table.resolve(9, 0, 0, 0, ALL).is_ok(), "nothing is always there");
+}
+
+#[test]
+fn the_end_of_the_address_space_does_not_wrap() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
+    let iova = u64::MAX - 64;
+    let key = table.register(1, buffer.region(), iova, ALL).unwrap().rkey;
+    assert!(table.resolve(1, key, iova, 64, Access::empty()).is_ok());
+    assert_eq!(table.resolve(1, key, iova + 1, 64, Access::empty()), Err(MemoryError::Bounds));
+    assert_eq!(table.resolve(1, key, u64::MAX, 1, Access::empty()), Err(MemoryError::Bounds));
+    assert_eq!(table.register(1, buffer.region(), iova + 1, ALL).unwrap_err().errno, libc::EINVAL);
+}
+
+#[test]
+fn domains_and_rights_are_checked() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
+    let addr = buffer.addr();
+    let rights = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
+    for right in rights {
+        let key = table.register(1, buffer.region(), addr, right | Access::LOCAL_WRITE).unwrap().lkey;
+        for need in rights {
+            let granted = need == right || need == Access::LOCAL_WRITE;
+            let expected = if granted { Ok(Span { addr, len: 8 }) } else { Err(MemoryError::Access) };
+            assert_eq!(table.resolve(1, key, addr, 8, need), expected);
+            assert_eq!(table.resolve(2, key, addr, 8, need), Err(MemoryError::WrongPd));
+        }
+        assert!(table.resolve(1, key, addr, 8, Access::empty()).is_ok(), "local reads need no right");
+    }
+    let key = table.register(1, buffer.region(), addr, Access::empty()).unwrap().lkey;
+    assert_eq!(table.resolve(1, key, addr, 8, Access::LOCAL_WRITE), Err(MemoryError::Access));
+}
+
+#[test]
+fn registration_refuses() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
+    let refused = |access| table.register(1, buffer.region(), 0, access).unwrap_err().errno;
+    assert_eq!(refused(Access::REMOTE_WRITE), libc::EINVAL);
+    assert_eq!(refused(Access::REMOTE_ATOMIC | Access::REMOTE_READ), libc::EINVAL);
+    assert_eq!(refused(Access::from_bits_retain(1 << 10)), libc::EINVAL);
+    assert_eq!(refused(Access::from_bits_retain(1 << 30)), libc::EINVAL);
+    assert_eq!(refused(Access::FLUSH_GLOBAL), libc::EOPNOTSUPP);
+    assert!(table.is_empty());
+    for bit in 20..30 {
+        assert!(
+            table.register(1, buffer.region(), 0, Access::from_bits_retain(1 << bit)).is_ok(),
+            "optional bit {bit}"
+        );
+    }
+    let zero_based = table.register(1, buffer.region(), buffer.addr(), ALL | Access::ZERO_BASED).unwrap();
+    assert_eq!(table.resolve(1, zero_based.rkey, 8, 8, ALL), Ok(Span { addr: buffer.addr() + 8, len: 8 }));
+    assert_eq!(table.resolve(1, zero_based.rkey, buffer.addr(), 8, ALL), Err(MemoryError::Bounds));
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn registration_refuses_ranges_that_are_no_memory() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
+    let addr = buffer.addr() as usize;
+    for (addr, len, errno) in [
+        (addr, 0, libc::EINVAL),
+        (0, usize::MAX, libc::EFAULT),
+        (addr, usize::MAX, libc::EINVAL),
+        (usize::MAX, 1, libc::EINVAL),
+        (0, 4096, libc::EFAULT),
+        (usize::MAX - 8192, 64, libc::EFAULT),
+    ] {
+        // SAFETY: it is never registered, so nobody uses it.
+        let region = unsafe { ferroce_core::RawRegion::new(addr, len) };
+        assert_eq!(table.register(1, region, 0, ALL).unwrap_err().errno, errno, "{addr:#x} {len:#x}");
+    }
+}
+
+#[test]
+fn withdrawn_keys_fail_and_do_not_come_back_soon() {
+    let (table, buffer) = (KeyTable::new(3), Buffer::new(64));
+    let mut seen = HashSet::new();
+    let mut indices = HashMap::new();
+    for round in 0..3_000 {
+        let key = table.register(1, buffer.region(), 0, ALL).unwrap().lkey;
+        assert!(table.resolve(1, key, 0, 64, ALL).is_ok());
+        table.begin_deregister(key).unwrap();
+        assert_eq!(table.resolve(1, key, 0, 64, ALL), Err(MemoryError::BadKey));
+        assert_eq!(table.begin_deregister(key).unwrap_err().errno, libc::EINVAL);
+        if let Some(last) = indices.insert(key >> 12, round) {
+            assert!(round - last >= 1_000, "slots rest");
+        }
+        seen.insert(key);
+    }
+    assert!(seen.len() > 2_990, "tags are random");
+    assert!(table.is_empty());
+}
+
+#[test]
+fn keys_follow_the_seed_and_no_sequence() {
+    let buffer = Buffer::new(64);
+    let keys = |seed| {
+        let table = KeyTable::new(seed);
+        (0..64).map(|_| table.register(1, buffer.region(), 0, ALL).unwrap().lkey).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(7), keys(7));
+    assert_ne!(keys(7), keys(8));
+    let steps: HashSet<u32> = keys(7).windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+    assert!(steps.len() > 60, "no step tells the next key");
+}
+
+#[test]
+fn the_table_is_bounded() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
+    let keys: Vec<u32> = (0..5_000).map(|_| table.register(1, buffer.region(), 0, ALL).unwrap().lkey).collect();
+    assert_eq!(table.len(), 5_000);
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 5_000);
+    assert!(keys.iter().all(|&key| key >> 12 < limits::MAX_MR));
+    assert!(keys.iter().all(|&key| table.resolve(1, key, 0, 64, ALL).is_ok()));
+}
+
+/// Regions come and go while another thread looks keys up: what it finds always fits together.
+#[test]
+fn look_ups_are_whole() {
+    const FOUND: u32 = 20_000;
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(1 << 16));
+    let (latest, done) = (AtomicU32::new(0), AtomicBool::new(false));
+    let register = |pd: u32| {
+        // Everything of an entry follows from its domain.
+        table.register(pd, buffer.region(), u64::from(pd) << 20, Access::LOCAL_WRITE | access_of(pd)).unwrap().lkey
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // All slots of the first chunk but two are taken, so that slots come back at once.
+            for pd in 0..1_022 {
+                register(pd);
+            }
+            for pd in (0..1 << 24).cycle() {
+                let key = register(pd);
+                latest.store(key, Ordering::Relaxed);
+                if done.load(Ordering::Acquire) {
+                    break;
+                }
+                table.begin_deregister(key).unwrap();
+            }
+        });
+        for _ in 0..FOUND {
+            let entry = loop {
+                if let Some(entry) = table.entry(latest.load(Ordering::Relaxed)) {
+                    break entry;
+                }
+            };
+            assert_eq!(entry.iova, u64::from(entry.pd) << 20);
+            assert_eq!(entry.access, Access::LOCAL_WRITE | access_of(entry.pd));
+            assert_eq!((entry.addr, entry.len), (buffer.addr(), 1 << 16));
+        }
+        done.store(true, Ordering::Release);
+    });
+}
+
+fn access_of(pd: u32) -> Access {
+    if pd.is_multiple_of(2) { Access::REMOTE_READ } else { Access::REMOTE_ATOMIC }
+}
+
+proptest! {
+    /// Any key and range: found exactly if it is a live key's, inside its bounds.
+    #[test]
+    fn nothing_else_resolves(
+        regions in prop::collection::vec((1u32..3, 1usize..5_000, any::<u32>()), 1..20),
+        key in any::<u32>(), pick in any::<prop::sample::Index>(), pd in 1u32..3,
+        offset in -10i64..6_000, len in 1u32..6_000,
+    ) {
+        let (table, buffer) = (KeyTable::new(5), Buffer::new(5_000));
+        let keys: Vec<_> = regions.iter().map(|&(pd, size, iova)| {
+            let part = part_of(&buffer, size);
+            table.register(pd, part, u64::from(iova) + 100, ALL).unwrap().lkey
+        }).collect();
+        let chosen = pick.index(keys.len());
+        let (owner, size, iova) = regions[chosen];
+        let va = (i64::from(iova) + 100 + offset) as u64;
+        let inside = offset >= 0 && offset + i64::from(len) <= size as i64;
+        let expected = match (owner == pd, inside) {
+            (false, _) => Err(MemoryError::WrongPd),
+            (true, false) => Err(MemoryError::Bounds),
+            (true, true) => Ok(Span { addr: buffer.addr() + offset as u64, len }),
+        };
+        prop_assert_eq!(table.resolve(pd, keys[chosen], va, len, ALL), expected);
+        if !keys.contains(&key) {
+            prop_assert_eq!(table.resolve(pd, key, va, len, ALL), Err(MemoryError::BadKey));
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn part_of(buffer: &Buffer, len: usize) -> ferroce_core::RawRegion {
+    assert!(len <= buffer.len());
+    // SAFETY: inside a buffer, which is made to be registered.
+    unsafe { ferroce_core::RawRegion::new(buffer.addr() as usize, len) }
+}
