@@ -92,8 +92,8 @@ impl Cq {
         let mut ring = self.ring.lock();
         if ring.bad || ring.entries.len() >= ring.capacity as usize {
             self.lost.fetch_add(1, Ordering::Relaxed);
-            if !ring.bad {
-                ring.bad = true;
+            let overran_now = !std::mem::replace(&mut ring.bad, true);
+            if overran_now {
                 log::error!("completion queue of {} entries overran: poll more often or make it larger", ring.capacity);
                 self.events.push(AsyncEvent::Cq { cookie: self.cookie });
             }
@@ -101,15 +101,17 @@ impl Cq {
         }
         ring.entries.push_back(completion);
         self.len.store(ring.entries.len() as u32, Ordering::Release);
-        if ring.armed == Armed::No {
-            return false;
+        match ring.news(&completion) {
+            News::None => false,
+            News::Period => true,
+            News::Event => {
+                ring.disarm();
+                // Whom it wakes will want the lock.
+                drop(ring);
+                self.tell();
+                false
+            }
         }
-        let held_before = ring.held;
-        if ring.is_told(&completion) {
-            self.tell(&mut ring);
-            return false;
-        }
-        held_before == 0 && ring.held == 1 && ring.moderation.period_us > 0
     }
 
     /// Takes the oldest completions, as many as there are and fit. Gives their number.
@@ -205,7 +207,9 @@ impl Cq {
         ring.moderation = moderation;
         ring.deadline = None;
         if ring.held >= u32::from(moderation.count.max(1)) {
-            self.tell(&mut ring);
+            ring.disarm();
+            drop(ring);
+            self.tell();
         }
     }
 
@@ -224,7 +228,9 @@ impl Cq {
         let period = u64::from(ring.moderation.period_us) * 1_000;
         let deadline = *ring.deadline.get_or_insert(now.saturating_add(period));
         if now >= deadline {
-            self.tell(&mut ring);
+            ring.disarm();
+            drop(ring);
+            self.tell();
         }
     }
 
@@ -242,26 +248,49 @@ impl Cq {
         self.channel.as_ref().map_or(0, |channel| channel.unread(self.cookie))
     }
 
-    /// Raises the completion event and disarms.
-    fn tell(&self, ring: &mut Ring) {
-        ring.armed = Armed::No;
-        ring.held = 0;
-        ring.deadline = None;
+    /// Raises the completion event.
+    fn tell(&self) {
         if let Some(channel) = &self.channel {
             channel.push(self.cookie);
         }
     }
 }
 
+/// What a new completion means for who waits for an event.
+enum News {
+    /// Nothing.
+    None,
+    /// A moderation period begins.
+    Period,
+    /// The event is due.
+    Event,
+}
+
 impl Ring {
-    /// Whether a new completion of an armed queue raises the event now.
-    fn is_told(&mut self, completion: &Completion) -> bool {
+    fn news(&mut self, completion: &Completion) -> News {
         let failed = completion.status != WcStatus::Success;
-        if self.armed == Armed::Solicited && !completion.solicited && !failed {
-            return false;
+        let counts = match self.armed {
+            Armed::No => false,
+            Armed::Solicited => completion.solicited || failed,
+            Armed::Any => true,
+        };
+        if !counts {
+            return News::None;
         }
         self.held = self.held.saturating_add(1);
-        failed || self.held >= u32::from(self.moderation.count.max(1))
+        if failed || self.held >= u32::from(self.moderation.count.max(1)) {
+            News::Event
+        } else if self.held == 1 && self.moderation.period_us > 0 {
+            News::Period
+        } else {
+            News::None
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.armed = Armed::No;
+        self.held = 0;
+        self.deadline = None;
     }
 }
 

@@ -72,12 +72,6 @@ bitflags::bitflags! {
     /// `enum ibv_device_cap_flags`: the ones that hold for this card.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DeviceCap: u32 {
-        /// More than `max_cqe` completions need not be feared: a CQ can be resized.
-        const RESIZE_MAX_WR = 1 << 0;
-        /// A QP counts bad P_Keys.
-        const BAD_PKEY_CNTR = 1 << 1;
-        /// A QP counts bad Q_Keys.
-        const BAD_QKEY_CNTR = 1 << 2;
         /// `cur_qp_state` is honoured in RTR to RTS.
         const CURR_QP_STATE_MOD = 1 << 7;
         /// The system image GUID is valid.

@@ -267,6 +267,44 @@ fn a_thread_that_blocks_the_signals_is_served() {
     });
 }
 
+/// Makes the kernel refuse process_vm_readv and process_vm_writev, as old seccomp profiles of containers do.
+fn forbid_process_vm() {
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let mut program = [
+        // The number of the system call.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        instruction(equal, 2, 0, libc::SYS_process_vm_readv as u32),
+        instruction(equal, 1, 0, libc::SYS_process_vm_writev as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: a valid program; it binds only this process, which ends with the scene.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);
+    }
+}
+
+#[test]
+fn a_sandbox_with_a_later_handler_still_works() {
+    survives("a_sandbox_with_a_later_handler_still_works", || {
+        forbid_process_vm();
+        library_works();
+        set_handler(libc::SIGSEGV, mend as *const () as usize, libc::SA_SIGINFO);
+        mem::check_handler();
+        let (good, gone) = (Map::anonymous(2), protected_page());
+        let mut buffer = [0; 300];
+        assert_eq!(mem::store(good.addr() + 5, &[7; 300], true), Ok(()));
+        assert_eq!(mem::load(good.addr() + 5, &mut buffer), Ok(()));
+        assert_eq!(buffer, [7; 300]);
+        assert_eq!(CALLS.load(Ordering::Relaxed), 0);
+        assert_eq!(mem::store(gone.addr(), &[7; 9], true), Ok(()), "the program's handler mends it");
+        assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+    });
+}
+
 #[test]
 fn a_forked_child_is_served() {
     survives("a_forked_child_is_served", || {

@@ -12,7 +12,8 @@
 //! On x86-64 the memory is touched by a few routines in assembler (`direct`); a chained signal handler (`handler`) makes their
 //! faults come back as errors. Where faults would not come to that handler (the program put its own over it, or the thread blocks
 //! SIGSEGV or SIGBUS), and on other architectures, the kernel does the copying (`syscall`): correct, but several times slower, and
-//! without the promise of ascending order inside a message but for its last word.
+//! without the promise of ascending order inside a message but for its last word. Where a sandbox forbids the kernel's help too, memory is
+//! touched unguarded, and a log line says so.
 
 #![allow(unsafe_code)]
 

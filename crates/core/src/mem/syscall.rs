@@ -1,18 +1,23 @@
 //! Access by system calls: the kernel tells a fault by EFAULT. Slow, but it works whatever the program does with its signals.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use super::Fault;
+
+/// Why a copy was not made.
+enum Refusal {
+    Fault,
+    /// A sandbox forbids the system call (old seccomp profiles of containers do).
+    Forbidden,
+}
 
 /// Copies `data` to the memory at `addr`. With `last` the last word goes by a call of its own, after the others.
 pub(super) fn write(addr: u64, data: &[u8], last: bool) -> Result<(), Fault> {
     let (body, end) = data.split_at(if last { last_word(addr, data.len()) } else { data.len() });
-    // SAFETY: `process_vm_writev` only reads the slices, which are borrowed.
-    unsafe {
-        copy(addr, body.as_ptr().cast_mut(), body.len(), libc::process_vm_writev)?;
-        fence(Ordering::Release);
-        copy(addr + body.len() as u64, end.as_ptr().cast_mut(), end.len(), libc::process_vm_writev)
-    }
+    write_piece(addr, body)?;
+    fence(Ordering::Release);
+    write_piece(addr + body.len() as u64, end)
 }
 
 /// Offset of the last piece of `len` bytes at `addr` that lies in one aligned 8-byte word.
@@ -22,13 +27,33 @@ fn last_word(addr: u64, len: usize) -> usize {
     word.saturating_sub(addr) as usize
 }
 
+fn write_piece(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    // SAFETY: `process_vm_writev` only reads the slice, which is borrowed.
+    match unsafe { copy(addr, data.as_ptr().cast_mut(), data.len(), libc::process_vm_writev) } {
+        Ok(()) => Ok(()),
+        Err(Refusal::Fault) => Err(Fault),
+        #[cfg(target_arch = "x86_64")]
+        Err(Refusal::Forbidden) => super::direct::write(addr, data),
+        #[cfg(not(target_arch = "x86_64"))]
+        Err(Refusal::Forbidden) => Err(Fault),
+    }
+}
+
 /// Copies `len` bytes of the memory at `addr` to `buffer`.
 ///
 /// # Safety
 /// `buffer` is valid for writes of `len` bytes.
 pub(super) unsafe fn read(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
     // SAFETY: as the caller vouches.
-    unsafe { copy(addr, buffer, len, libc::process_vm_readv) }
+    match unsafe { copy(addr, buffer, len, libc::process_vm_readv) } {
+        Ok(()) => Ok(()),
+        Err(Refusal::Fault) => Err(Fault),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as the caller vouches.
+        Err(Refusal::Forbidden) => unsafe { super::direct::read(addr, buffer, len) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Err(Refusal::Forbidden) => Err(Fault),
+    }
 }
 
 /// `process_vm_readv` or `process_vm_writev`.
@@ -43,22 +68,36 @@ type Transfer = unsafe extern "C" fn(
 
 /// # Safety
 /// `ours` is valid for `len` bytes of what `transfer` does with it.
-unsafe fn copy(addr: u64, ours: *mut u8, len: usize, transfer: Transfer) -> Result<(), Fault> {
+unsafe fn copy(addr: u64, ours: *mut u8, len: usize, transfer: Transfer) -> Result<(), Refusal> {
     let mut done = 0;
     while done < len {
         let left = len - done;
         let local = libc::iovec { iov_base: ours.wrapping_add(done).cast(), iov_len: left };
         let remote = libc::iovec { iov_base: (addr as usize + done) as *mut libc::c_void, iov_len: left };
-        // SAFETY: `local` is what the caller vouches for; `remote` is the memory that the
-        // module's invariant lets us use, and the kernel checks that it is there.
+        // SAFETY: `local` is what the caller vouches for; `remote` is the memory that the module's invariant lets us use, and the
+        // kernel checks that it is there.
         let count = unsafe { transfer(libc::getpid(), &local, 1, &remote, 1, 0) };
-        // Short counts mean that a later page faulted; the next round tells whether it still does.
+        // A short count means that a later page faulted; the next round tells whether it still does.
         if count <= 0 {
-            return Err(Fault);
+            return Err(refusal(io::Error::last_os_error()));
         }
         done += count as usize;
     }
     Ok(())
+}
+
+fn refusal(error: io::Error) -> Refusal {
+    if !matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) {
+        return Refusal::Fault;
+    }
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        log::warn!(
+            "the program replaced the SIGSEGV or SIGBUS handler or blocks the signal, and process_vm_readv is forbidden ({error}): \
+             memory that vanishes under a transfer will be a fault of the program"
+        );
+    }
+    Refusal::Forbidden
 }
 
 /// Compares and swaps the word at `addr`; gives the old value.
