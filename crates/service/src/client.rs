@@ -4,20 +4,29 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::protocol::Status;
-use crate::{DEFAULT_NAME, ServiceError};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, Status, VERSION};
+use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, start, sys};
 
 /// How to find the service, and how to start it.
 #[derive(Clone, Debug)]
 pub struct StartOptions {
     /// Abstract Unix socket name, without the leading zero byte.
     pub name: String,
-    /// Paths of `ferroced` to try, best first (`FERROCE_SERVICE`, beside the library, beside
-    /// the program). `PATH` is searched after them.
+    /// UDP port for a service that is started; other than 4791 for tests only.
+    pub port: u16,
+    /// Paths of `ferroced` to try, best first (`FERROCE_SERVICE`, beside the library, beside the program). `PATH` is
+    /// searched after them.
     pub candidates: Vec<PathBuf>,
-    /// What the program calls itself; shown by `status`.
+    /// What the program calls itself; shown by [`Client::status`].
     pub program: String,
     /// How long to wait for a started service to accept, and for each answer.
     pub patience: Duration,
@@ -27,6 +36,7 @@ impl Default for StartOptions {
     fn default() -> StartOptions {
         StartOptions {
             name: DEFAULT_NAME.into(),
+            port: ROCE_PORT,
             candidates: Vec::new(),
             program: String::new(),
             patience: Duration::from_secs(2),
@@ -34,37 +44,216 @@ impl Default for StartOptions {
     }
 }
 
-/// A connection to the service. Leases live as long as it or any of them does.
+/// A connection to the service, shared by its copies and the leases made through it. The service takes its end as the
+/// end of all leases.
+///
+/// In a forked child every method fails with ESTALE and dropping does nothing to the parent's leases.
+#[derive(Clone, Debug)]
+pub struct Client {
+    connection: Arc<Connection>,
+}
+
 #[derive(Debug)]
-pub struct Client {}
+struct Connection {
+    /// Requests take turns; the number is the last request's id.
+    exchange: Mutex<u64>,
+    socket: OwnedFd,
+    patience: Duration,
+    /// The process that made it.
+    pid: rustix::process::Pid,
+}
 
 impl Client {
-    /// Connects to the service of this network namespace; starts it if nobody listens.
+    /// Connects to the service of this network namespace; starts it if nobody listens. Any number of processes may do
+    /// this at once: one service comes of it.
     pub fn connect_or_start(options: &StartOptions) -> Result<Client, ServiceError> {
-        let _ = options;
-        Err(ServiceError::new(libc::ENOSYS, "the service is not built yet"))
+        /// Enough for a service that ends just now, and for losing the race to start the next one.
+        const STARTS_MAX: usize = 5;
+        let mut starts = 0;
+        loop {
+            match Connection::open(options) {
+                Ok(connection) => return Ok(Client { connection: Arc::new(connection) }),
+                Err(Refusal::Nobody(_)) if starts < STARTS_MAX => start::start(options)?,
+                Err(Refusal::Nobody(error) | Refusal::Final(error)) => return Err(error),
+            }
+            starts += 1;
+        }
     }
 
-    /// Connects to the service of this network namespace; never starts it (ENOENT-like: ECONNREFUSED).
+    /// Connects to the service of this network namespace and never starts it (ECONNREFUSED if nobody listens).
     pub fn connect(options: &StartOptions) -> Result<Client, ServiceError> {
-        Client::connect_or_start(options)
+        match Connection::open(options) {
+            Ok(connection) => Ok(Client { connection: Arc::new(connection) }),
+            Err(Refusal::Nobody(error) | Refusal::Final(error)) => Err(error),
+        }
     }
 
     /// Leases a lane: a receive socket of the port's group and a prefix of QP numbers.
     pub fn lease_lane(&self) -> Result<LaneLease, ServiceError> {
-        Err(ServiceError::new(libc::ENOSYS, "the service is not built yet"))
+        match self.connection.request(Request::LeaseLane)? {
+            (Reply::Lane { lane, seed }, mut descriptors) if descriptors.len() >= 2 => {
+                let relay = descriptors.pop().expect("there are at least two");
+                Ok(LaneLease { lane, seed, rx: descriptors, relay, connection: Arc::clone(&self.connection) })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
     }
 
     /// What the service holds, and for whom.
     pub fn status(&self) -> Result<Status, ServiceError> {
-        Err(ServiceError::new(libc::ENOSYS, "the service is not built yet"))
+        let mut status: Option<Status> = None;
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let page = match self.connection.request(Request::Status { from: at })? {
+                (Reply::Status(page), _) => page,
+                (other, _) => return Err(unexpected(&other)),
+            };
+            from = page.next.filter(|next| *next > at);
+            match &mut status {
+                None => status = Some(page.status),
+                Some(status) => status.clients.extend(page.status.clients),
+            }
+        }
+        Ok(status.expect("there is a first page"))
     }
 
-    /// Whether this object was made by a process of which this one is a forked child; every
-    /// method fails with ESTALE then.
+    /// Whether a process of which this one is a forked child made the connection.
     pub fn is_stale(&self) -> bool {
-        false
+        self.connection.is_stale()
     }
+}
+
+/// Why there is no connection.
+enum Refusal {
+    /// Nobody listens, or whoever did is ending: starting a service may help.
+    Nobody(ServiceError),
+    Final(ServiceError),
+}
+
+impl Connection {
+    fn open(options: &StartOptions) -> Result<Connection, Refusal> {
+        let failed = |errno| {
+            let what = format!("cannot connect to the Ferroce service at the abstract name {:?}", options.name);
+            Refusal::Final(ServiceError::system(what, errno))
+        };
+        let socket = seqpacket::socket(SocketFlags::empty()).map_err(failed)?;
+        let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 3).map_err(failed)?;
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            sockopt::set_socket_timeout(&socket, timeout, Some(options.patience)).map_err(failed)?;
+        }
+        let address = seqpacket::address(&options.name).map_err(failed)?;
+        match rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)) {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED) => {
+                let what = "no Ferroce service runs in this network namespace";
+                return Err(Refusal::Nobody(ServiceError::new(libc::ECONNREFUSED, what)));
+            }
+            Err(errno) => return Err(failed(errno)),
+        }
+        let connection = Connection { exchange: Mutex::new(0), socket, patience: options.patience, pid: getpid() };
+        connection.check_service().map_err(Refusal::Final)?;
+        connection.greet(options)?;
+        Ok(connection)
+    }
+
+    /// Sockets from a stranger would give it our packets.
+    fn check_service(&self) -> Result<(), ServiceError> {
+        let service = sys::peer(self.socket.as_fd())
+            .map_err(|error| ServiceError::system("cannot tell whose service this is", sys::errno(&error)))?;
+        let own = rustix::process::geteuid().as_raw();
+        if service.uid == own || service.uid == 0 {
+            return Ok(());
+        }
+        Err(ServiceError::new(
+            libc::EACCES,
+            format!(
+                "the Ferroce service of this network namespace (pid {}) belongs to uid {}, this program to uid {own}: \
+                 for now a program uses its own user's service only. Run the program as that user, end that user's \
+                 programs (the service then ends by itself), or use a network namespace of your own (`unshare -rn`)",
+                service.pid, service.uid
+            ),
+        ))
+    }
+
+    fn greet(&self, options: &StartOptions) -> Result<(), Refusal> {
+        let pid = getpid();
+        let hello = Request::Hello {
+            version: VERSION,
+            pid: pid.as_raw_nonzero().get() as u32,
+            program: options.program.chars().take(protocol::PROGRAM_CHARS_MAX).collect(),
+        };
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())
+            .inspect_err(|errno| log::debug!("no pidfd ({errno}): the service sees only the end of the connection"));
+        let descriptors: Vec<BorrowedFd<'_>> = pidfd.iter().map(AsFd::as_fd).collect();
+        match self.exchange(hello, &descriptors) {
+            Ok((Reply::Welcome { .. }, _)) => Ok(()),
+            Ok((other, _)) => Err(Refusal::Final(unexpected(&other))),
+            // It was in the backlog of a service that has just ended.
+            Err(error) if error.errno() == libc::ECONNRESET => Err(Refusal::Nobody(error)),
+            Err(error) => Err(Refusal::Final(error)),
+        }
+    }
+
+    fn is_stale(&self) -> bool {
+        getpid() != self.pid
+    }
+
+    fn request(&self, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
+        if self.is_stale() {
+            let what =
+                "the connection to the service belongs to the parent of this forked process; open the device anew";
+            return Err(ServiceError::new(libc::ESTALE, what));
+        }
+        self.exchange(request, &[])
+    }
+
+    /// Sends a request and waits for its reply; an error reply is an error.
+    fn exchange(&self, request: Request, send: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
+        let mut id = self.exchange.lock();
+        *id += 1;
+        let message = protocol::encode(*id, request);
+        seqpacket::send(&self.socket, &[&message], send, SendFlags::empty()).map_err(|errno| self.lost(errno))?;
+        let deadline = Instant::now() + self.patience;
+        let mut buffer = vec![0; REPLY_BYTES_MAX];
+        loop {
+            let received = match seqpacket::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
+                Ok(received) if received.len == 0 => return Err(self.lost(Errno::CONNRESET)),
+                Ok(received) => received,
+                Err(Errno::INTR) if Instant::now() < deadline => continue,
+                Err(errno) => return Err(self.lost(errno)),
+            };
+            let reply = protocol::decode::<Reply>(&buffer[..received.len]).map_err(|error| {
+                ServiceError::new(libc::EPROTO, format!("the service's reply cannot be understood: {error}"))
+            })?;
+            match reply.body {
+                // 0: it could not tell to which request.
+                Reply::Error { errno, what } if reply.id == *id || reply.id == 0 => {
+                    return Err(ServiceError::new(errno, what));
+                }
+                body if reply.id == *id => return Ok((body, received.descriptors)),
+                // To a request that was given up.
+                _ => {}
+            }
+        }
+    }
+
+    fn lost(&self, errno: Errno) -> ServiceError {
+        match errno {
+            Errno::AGAIN | Errno::INTR => ServiceError::new(
+                libc::ETIMEDOUT,
+                format!("the Ferroce service did not answer within {:?}; is it stopped?", self.patience),
+            ),
+            Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => ServiceError::new(
+                libc::ECONNRESET,
+                "the Ferroce service has ended; lanes that were leased work on, new ones need a device opened anew",
+            ),
+            errno => ServiceError::system("cannot talk to the Ferroce service", errno),
+        }
+    }
+}
+
+fn unexpected(reply: &Reply) -> ServiceError {
+    ServiceError::new(libc::EPROTO, format!("the service gave an answer to another question: {reply:?}"))
 }
 
 /// A packet that was steered to the wrong lane, as the relay brings it to the right one.
@@ -79,15 +268,21 @@ pub struct Relayed<'a> {
 }
 
 /// A leased lane. Dropping it gives the lane back.
+///
+/// Close the receive sockets first, or at the same time: the service takes the end of the lease as their end.
 #[derive(Debug)]
 pub struct LaneLease {
     lane: u16,
     seed: u64,
     rx: Vec<OwnedFd>,
     relay: OwnedFd,
+    connection: Arc<Connection>,
 }
 
 impl LaneLease {
+    /// Longest message of the relay, in bytes: what a buffer for [`Self::relay_recv`] holds.
+    pub const RELAY_BYTES_MAX: usize = 65_536 + RelayHeader::LEN;
+
     /// Lane number, 1..=1023: the upper 10 bits of the QP numbers that are steered here.
     pub fn lane(&self) -> u16 {
         self.lane
@@ -98,31 +293,56 @@ impl LaneLease {
         self.seed
     }
 
-    /// Hands out the receive sockets, once; later calls give none.
+    /// Hands out the receive sockets (bound, not blocking, closed on exec), once; later calls give none.
     pub fn take_rx(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.rx)
     }
 
-    /// Readable when the relay has a packet for this lane.
+    /// Readable when the relay has a packet for this lane, and for good when the service has ended.
     pub fn relay_fd(&self) -> BorrowedFd<'_> {
         self.relay.as_fd()
     }
 
-    /// Hands a packet for a foreign QP number to the service, which forwards it. Never blocks;
-    /// false: dropped, because the relay is full.
+    /// Hands a packet for a foreign QP number to the service, which forwards it to the right lane. Never blocks. False:
+    /// dropped, because the relay is full. A packet that came from the relay must not be handed in again.
+    ///
+    /// ESTALE: in a forked child. EPIPE or ECONNRESET: the service has ended.
     pub fn relay_send(&self, src: SocketAddr, dst: IpAddr, bytes: &[u8]) -> io::Result<bool> {
-        let _ = (src, dst, bytes);
-        Ok(false)
+        if self.connection.is_stale() {
+            return Err(Errno::STALE.into());
+        }
+        let header = RelayHeader { src, dst }.encode();
+        match seqpacket::send(&self.relay, &[&header, bytes], &[], SendFlags::DONTWAIT) {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
-    /// Takes one packet that the relay brought, if there is one. Never blocks.
+    /// Takes one packet that the relay brought, if there is one. Never blocks. The buffer is grown as needed.
+    ///
+    /// ESTALE: in a forked child. ECONNRESET: the service has ended.
     pub fn relay_recv<'b>(&self, buffer: &'b mut Vec<u8>) -> io::Result<Option<Relayed<'b>>> {
-        let _ = buffer;
-        Ok(None)
+        if self.connection.is_stale() {
+            return Err(Errno::STALE.into());
+        }
+        buffer.resize(Self::RELAY_BYTES_MAX, 0);
+        let len = match rustix::io::retry_on_intr(|| seqpacket::recv(&self.relay, buffer, RecvFlags::DONTWAIT)) {
+            Ok(received) if received.len == 0 => return Err(Errno::CONNRESET.into()),
+            Ok(received) => received.len,
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let (header, bytes) = RelayHeader::decode(&buffer[..len]).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Relayed { src: header.src, dst: header.dst, bytes }))
     }
 
-    /// Gives the lane back and waits for the service to confirm it.
+    /// Gives the lane back and waits for the service to confirm it: nothing is steered to it any more. Receive sockets
+    /// that were taken out should be closed before.
     pub fn release(self) -> Result<(), ServiceError> {
-        Ok(())
+        match self.connection.request(Request::ReleaseLane { lane: self.lane })? {
+            (Reply::Released { .. }, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
     }
 }

@@ -7,9 +7,13 @@
 pub mod client;
 pub mod devices;
 mod error;
+mod group;
 mod netlink;
+mod owner;
 pub mod protocol;
+mod seqpacket;
 pub mod server;
+pub mod start;
 mod steer;
 mod sys;
 

@@ -1,11 +1,12 @@
-//! What the kernel says over rtnetlink about links, addresses and routes: requests, and a parser that takes any bytes.
+//! What the kernel says over netlink about links, addresses, routes and UDP sockets: requests, and a parser that takes any
+//! bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::ServiceError;
 
@@ -14,6 +15,7 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
@@ -64,18 +66,29 @@ pub(crate) struct DefaultRoute {
     pub(crate) metric: u32,
 }
 
+/// A bound UDP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UdpSocket {
+    pub(crate) port: u16,
+    pub(crate) uid: u32,
+    /// 0: a socket of the kernel itself.
+    pub(crate) inode: u64,
+}
+
 /// All interfaces of the network namespace.
 pub(crate) fn links() -> Result<Vec<Link>, ServiceError> {
     let mut links = Vec::new();
-    dump(RTM_GETLINK, 0, &mut |kind, body| links.extend((kind == RTM_NEWLINK).then(|| parse_link(body)).flatten()))
-        .map_err(|errno| ServiceError::system("cannot list the network interfaces", errno))?;
+    dump_route(RTM_GETLINK, 0, &mut |kind, body| {
+        links.extend((kind == RTM_NEWLINK).then(|| parse_link(body)).flatten());
+    })
+    .map_err(|errno| ServiceError::system("cannot list the network interfaces", errno))?;
     Ok(links)
 }
 
 /// All addresses of the network namespace.
 pub(crate) fn addresses() -> Result<Vec<Address>, ServiceError> {
     let mut addresses = Vec::new();
-    dump(RTM_GETADDR, 0, &mut |kind, body| {
+    dump_route(RTM_GETADDR, 0, &mut |kind, body| {
         addresses.extend((kind == RTM_NEWADDR).then(|| parse_address(body)).flatten());
     })
     .map_err(|errno| ServiceError::system("cannot list the network addresses", errno))?;
@@ -87,7 +100,7 @@ pub(crate) fn default_route() -> Option<u32> {
     [AddressFamily::INET, AddressFamily::INET6].into_iter().find_map(|family| {
         let mut routes = Vec::new();
         let family = family.as_raw() as u8;
-        let result = dump(RTM_GETROUTE, family, &mut |kind, body| {
+        let result = dump_route(RTM_GETROUTE, family, &mut |kind, body| {
             routes.extend((kind == RTM_NEWROUTE).then(|| parse_default_route(body)).flatten());
         });
         if let Err(errno) = result {
@@ -97,23 +110,50 @@ pub(crate) fn default_route() -> Option<u32> {
     })
 }
 
+/// UDP sockets that are bound to a port, of both address families. ENOENT: this kernel does not tell.
+pub(crate) fn udp_sockets(port: u16) -> Result<Vec<UdpSocket>, Errno> {
+    let mut sockets = Vec::new();
+    for family in [AddressFamily::INET, AddressFamily::INET6] {
+        // struct inet_diag_req_v2
+        let mut request = vec![0; 56];
+        request[0] = family.as_raw() as u8;
+        request[1] = libc::IPPROTO_UDP as u8;
+        request[4..8].copy_from_slice(&u32::MAX.to_ne_bytes()); // every state
+        request[8..10].copy_from_slice(&port.to_be_bytes());
+        dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &request, &mut |kind, body| {
+            let socket = (kind == SOCK_DIAG_BY_FAMILY).then(|| parse_socket(body)).flatten();
+            sockets.extend(socket.filter(|socket| socket.port == port));
+        })?;
+    }
+    Ok(sockets)
+}
+
 /// A socket that becomes readable when a link or an address changes.
 pub(crate) fn changes() -> Result<OwnedFd, Errno> {
-    let socket = open(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let socket = open(NETLINK_ROUTE, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, CHANGE_GROUPS))?;
     Ok(socket)
 }
 
-fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
-    // NETLINK_ROUTE is protocol 0, the default.
-    rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
+/// Protocol 0, the default.
+const NETLINK_ROUTE: Option<Protocol> = None;
+
+fn open(protocol: Option<Protocol>, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)
+}
+
+fn dump_route(request: u16, family: u8, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Errno> {
+    // struct ifinfomsg; those of the other requests are shorter and begin with the family too.
+    let mut body = [0; 16];
+    body[0] = family;
+    dump(NETLINK_ROUTE, request, &body, each)
 }
 
 /// Asks for everything of a kind; a table that changed meanwhile is asked for again.
-fn dump(request: u16, family: u8, each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Errno> {
+fn dump(protocol: Option<Protocol>, request: u16, body: &[u8], each: &mut dyn FnMut(u16, &[u8])) -> Result<(), Errno> {
     for _ in 0..DUMP_ATTEMPTS {
         let mut messages = Vec::new();
-        if dump_once(request, family, &mut messages)? {
+        if dump_once(protocol, request, body, &mut messages)? {
             messages.iter().for_each(|(kind, body)| each(*kind, body));
             return Ok(());
         }
@@ -122,18 +162,22 @@ fn dump(request: u16, family: u8, each: &mut dyn FnMut(u16, &[u8])) -> Result<()
 }
 
 /// False: interrupted by a change.
-fn dump_once(request: u16, family: u8, messages: &mut Vec<(u16, Vec<u8>)>) -> Result<bool, Errno> {
+fn dump_once(
+    protocol: Option<Protocol>,
+    request: u16,
+    body: &[u8],
+    messages: &mut Vec<(u16, Vec<u8>)>,
+) -> Result<bool, Errno> {
     const SEQUENCE: u32 = 1;
-    const BODY: usize = 16; // struct ifinfomsg; the others are shorter, and the kernel takes the longer one
-    let socket = open(SocketFlags::CLOEXEC)?;
-    let mut message = Vec::with_capacity(16 + BODY);
-    message.extend_from_slice(&(16 + BODY as u32).to_ne_bytes());
+    const HEADER: usize = 16;
+    let socket = open(protocol, SocketFlags::CLOEXEC)?;
+    let mut message = Vec::with_capacity(HEADER + body.len());
+    message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
     message.extend_from_slice(&request.to_ne_bytes());
     message.extend_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
     message.extend_from_slice(&SEQUENCE.to_ne_bytes());
     message.extend_from_slice(&[0; 4]);
-    message.push(family);
-    message.resize(16 + BODY, 0);
+    message.extend_from_slice(body);
     rustix::io::retry_on_intr(|| {
         rustix::net::sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
     })?;
@@ -255,6 +299,12 @@ fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
     Some(DefaultRoute { ifindex: ifindex?, metric })
 }
 
+/// struct inet_diag_msg
+fn parse_socket(body: &[u8]) -> Option<UdpSocket> {
+    let port = u16::from_be_bytes(*body.get(4..)?.first_chunk()?);
+    Some(UdpSocket { port, uid: u32_at(body, 64)?, inode: u32_at(body, 68)?.into() })
+}
+
 fn ip(value: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(value) {
         return Some(Ipv4Addr::from(v4).into());
@@ -302,6 +352,7 @@ mod tests {
             parse_link(&bytes);
             parse_address(&bytes);
             parse_default_route(&bytes);
+            parse_socket(&bytes);
         }
     }
 }

@@ -1,23 +1,132 @@
 //! Messages between program and service.
+//!
+//! One request and one reply are one datagram each of a SOCK_SEQPACKET Unix socket: JSON, `{"id": n, "body": ...}`, the
+//! reply with the request's id. The first request is [`Request::Hello`]. Descriptors travel beside a message:
+//!
+//! | message | descriptors |
+//! |---|---|
+//! | `Hello` | a pidfd of the program (none where the kernel has none: then only the end of the connection is seen) |
+//! | `Lane` | the receive sockets, then the lane's end of its relay |
+//!
+//! The relay is a SOCK_SEQPACKET socket pair that carries [`RelayHeader`] and a packet in both directions. When all
+//! copies of the lane's end are closed, nobody has the lane's receive sockets any more: the lane is given back.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+
+/// Version of this protocol; a service refuses others.
+pub const VERSION: u32 = 1;
+
+/// Longest request, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 4096;
+
+/// Longest reply, in bytes.
+pub const REPLY_BYTES_MAX: usize = 128 * 1024;
+
+/// Clients in one page of the status.
+pub const STATUS_PAGE: usize = 64;
+
+/// Longest program name that is kept, in characters.
+pub const PROGRAM_CHARS_MAX: usize = 64;
+
+/// What a message carries besides its body.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Envelope<T> {
+    /// Chosen by the requester, returned in the reply.
+    pub id: u64,
+    /// The message.
+    pub body: T,
+}
+
+/// What a program asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// First of all. Answered by [`Reply::Welcome`].
+    Hello {
+        /// [`VERSION`] of the program.
+        version: u32,
+        /// Process id in the program's own pid namespace.
+        pid: u32,
+        /// What the program calls itself.
+        program: String,
+    },
+    /// Answered by [`Reply::Lane`].
+    LeaseLane,
+    /// Answered by [`Reply::Released`].
+    ReleaseLane {
+        /// The lane.
+        lane: u16,
+    },
+    /// Answered by [`Reply::Status`].
+    Status {
+        /// Where the last page ended ([`StatusPage::next`]); 0: from the start.
+        from: u64,
+    },
+}
+
+/// What the service answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To `Hello`.
+    Welcome {
+        /// [`VERSION`] of the service.
+        version: u32,
+        /// Process id of the service, in its own pid namespace.
+        pid: u32,
+        /// Effective user id of the service, in its own user namespace.
+        uid: u32,
+    },
+    /// To `LeaseLane`.
+    Lane {
+        /// 1..=1023
+        lane: u16,
+        /// Random.
+        seed: u64,
+    },
+    /// To `ReleaseLane`.
+    Released {
+        /// The lane.
+        lane: u16,
+    },
+    /// To `Status`.
+    Status(StatusPage),
+    /// To any request.
+    Error {
+        /// As in `errno`.
+        errno: i32,
+        /// What, why, what to do.
+        what: String,
+    },
+}
+
+/// A part of [`Status`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusPage {
+    /// With at most [`STATUS_PAGE`] clients.
+    pub status: Status,
+    /// What to ask for next; None: this was the last page.
+    pub next: Option<u64>,
+}
 
 /// What the service holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Process id of the service, in its own pid namespace.
     pub pid: u32,
-    /// Effective user id of the service.
+    /// Effective user id of the service, in its own user namespace.
     pub uid: u32,
+    /// UDP port of the group.
+    pub port: u16,
     /// Seconds since the service started.
     pub uptime_s: u64,
-    /// The programs that are connected.
+    /// The programs that are connected, the asking one included.
     pub clients: Vec<ClientStatus>,
-    /// Sockets of the group, lane 0's and spare ones included.
+    /// Sockets of the group, the service's own and spare ones included; 0: the port is not open.
     pub sockets: u32,
     /// Sockets of returned lanes that some process still holds (a forked child).
     pub lingering: u32,
-    /// Packets.
+    /// Packets that the service touched.
     pub counters: Counters,
 }
 
@@ -32,13 +141,13 @@ pub struct ClientStatus {
     pub program: String,
     /// Seconds since it connected.
     pub age_s: u64,
-    /// Its lanes.
+    /// Its lanes, ascending.
     pub lanes: Vec<u16>,
 }
 
-/// Packets that the service touched. Every one is counted once.
+/// Packets that the service touched: `strays` and `relay_in` came in; each of them is counted once in `relay_out` or in
+/// one of the drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Counters {
     /// Arrived at lane 0.
     pub strays: u64,
@@ -46,12 +155,118 @@ pub struct Counters {
     pub relay_in: u64,
     /// Forwarded to the right lane.
     pub relay_out: u64,
-    /// Too short to hold a QP number.
+    /// Too short to hold a QP number, or without a usable header.
     pub drop_short: u64,
-    /// For a lane that nobody leases (lane 0 included).
+    /// For a lane that nobody leases.
     pub drop_no_lane: u64,
     /// The right lane's relay was full or gone.
     pub drop_full: u64,
     /// A lane handed in a packet for itself.
     pub drop_loop: u64,
+}
+
+/// Encodes a message.
+pub(crate) fn encode<T: Serialize>(id: u64, body: T) -> Vec<u8> {
+    serde_json::to_vec(&Envelope { id, body }).expect("messages have string keys and no failing serializer")
+}
+
+/// Decodes a message of either direction; the text says what is wrong with it.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Envelope<T>, String> {
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// What precedes a packet on the relay, 40 bytes: version, 1 reserved byte, UDP source port (network order), 4 reserved
+/// bytes, IP source, IP destination (16 bytes each; IPv4 as `::ffff:a.b.c.d`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayHeader {
+    /// IP source and UDP source port.
+    pub src: SocketAddr,
+    /// IP destination.
+    pub dst: IpAddr,
+}
+
+impl RelayHeader {
+    /// Bytes of the header.
+    pub const LEN: usize = 40;
+    const VERSION: u8 = 1;
+
+    pub(crate) fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = Self::VERSION;
+        bytes[2..4].copy_from_slice(&self.src.port().to_be_bytes());
+        bytes[8..24].copy_from_slice(&mapped(self.src.ip()));
+        bytes[24..40].copy_from_slice(&mapped(self.dst));
+        bytes
+    }
+
+    /// Header and packet of a relay message; None: not one.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(RelayHeader, &[u8])> {
+        let (header, packet) = bytes.split_first_chunk::<{ Self::LEN }>()?;
+        if header[0] != Self::VERSION {
+            return None;
+        }
+        let port = u16::from_be_bytes([header[2], header[3]]);
+        let ip = |at: usize| {
+            let octets: [u8; 16] = header[at..at + 16].try_into().expect("16 bytes");
+            Ipv6Addr::from(octets).to_canonical()
+        };
+        Some((RelayHeader { src: SocketAddr::new(ip(8), port), dst: ip(24) }, packet))
+    }
+}
+
+fn mapped(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_look_as_documented() {
+        assert_eq!(encode(7, Request::LeaseLane), br#"{"id":7,"body":"LeaseLane"}"#);
+        let released = encode(8, Reply::Released { lane: 3 });
+        assert_eq!(released, br#"{"id":8,"body":{"Released":{"lane":3}}}"#);
+        assert_eq!(decode::<Reply>(&released).unwrap().body, Reply::Released { lane: 3 });
+    }
+
+    #[test]
+    fn the_longest_page_fits_a_reply() {
+        let client = ClientStatus {
+            pid: u32::MAX,
+            uid: u32::MAX,
+            program: "\u{10ffff}".repeat(PROGRAM_CHARS_MAX),
+            age_s: u64::MAX,
+            lanes: vec![1000; crate::server::LANES_PER_CLIENT_MAX],
+        };
+        let status = Status { clients: vec![client; STATUS_PAGE], ..Status::default() };
+        let page = encode(u64::MAX, Reply::Status(StatusPage { status, next: Some(u64::MAX) }));
+        assert!(page.len() < REPLY_BYTES_MAX, "{}", page.len());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_to_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode::<Request>(&bytes).map_err(|text| assert!(!text.is_empty()));
+            if let Some((header, packet)) = RelayHeader::decode(&bytes) {
+                let again = [&header.encode()[..], packet].concat();
+                prop_assert_eq!(RelayHeader::decode(&again), Some((header, packet)));
+            }
+        }
+
+        #[test]
+        fn relay_headers_survive(src: [u8; 16], dst: [u8; 4], port: u16, bytes in proptest::collection::vec(any::<u8>(), 0..50)) {
+            let header = RelayHeader {
+                src: SocketAddr::new(Ipv6Addr::from(src).to_canonical(), port),
+                dst: IpAddr::from(dst),
+            };
+            let message = [&header.encode()[..], &bytes].concat();
+            prop_assert_eq!(RelayHeader::decode(&message), Some((header, &bytes[..])));
+        }
+    }
 }

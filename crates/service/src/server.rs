@@ -1,8 +1,48 @@
-//! The service itself.
+//! The service: one thread, one epoll, bounded work for each event.
+//!
+//! It knows a client by its connection and by the client's pidfd. When either ends, the client's lanes are free at once;
+//! a lane's socket is closed when the last copy of the lane's relay end is gone too (a forked child may hold one).
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::group::{Group, SocketId};
+use crate::protocol::{
+    self, ClientStatus, Counters, PROGRAM_CHARS_MAX, REQUEST_BYTES_MAX, Reply, Request, STATUS_PAGE, Status,
+    StatusPage, VERSION,
+};
+use crate::sys::Peer;
+use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, seqpacket, sys};
+
+mod relay;
+
+/// Lanes of one program, at most. (A lane has 16,384 QP numbers.)
+pub const LANES_PER_CLIENT_MAX: usize = 64;
+
+/// Programs, at most.
+pub const CLIENTS_MAX: usize = 4096;
+
+/// Connections that wait for `accept`.
+const BACKLOG: i32 = 1024;
+
+/// Requests of one client that are served before others get their turn.
+const REQUESTS_PER_TURN: usize = 8;
+
+/// Connections that are accepted before others get their turn.
+const ACCEPTS_PER_TURN: usize = 16;
+
+/// How long nothing is accepted after descriptors ran out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often sockets that could not be closed are looked at.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How the service runs.
 #[derive(Clone, Debug)]
@@ -11,7 +51,7 @@ pub struct ServerOptions {
     pub name: String,
     /// UDP port of the group; other than 4791 for tests only.
     pub port: u16,
-    /// Exit after this time without clients.
+    /// Exit after this time without clients; None: never.
     pub idle: Option<Duration>,
 }
 
@@ -21,29 +61,539 @@ impl Default for ServerOptions {
     }
 }
 
+/// What an epoll event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Listener,
+    Stop,
+    Strays,
+    Client(u64),
+    Death(u64),
+    Relay(SocketId),
+}
+
+impl Source {
+    const KIND_SHIFT: u32 = 56;
+
+    fn token(self) -> epoll::EventData {
+        let (kind, id) = match self {
+            Source::Listener => (0, 0),
+            Source::Stop => (1, 0),
+            Source::Strays => (2, 0),
+            Source::Client(id) => (3, id),
+            Source::Death(id) => (4, id),
+            Source::Relay(id) => (5, id),
+        };
+        epoll::EventData::new_u64(kind << Self::KIND_SHIFT | id)
+    }
+
+    fn of(token: epoll::EventData) -> Source {
+        let id = token.u64() & ((1 << Self::KIND_SHIFT) - 1);
+        match token.u64() >> Self::KIND_SHIFT {
+            0 => Source::Listener,
+            1 => Source::Stop,
+            2 => Source::Strays,
+            3 => Source::Client(id),
+            4 => Source::Death(id),
+            5 => Source::Relay(id),
+            kind => panic!("no token has kind {kind}"),
+        }
+    }
+}
+
+/// A connected program.
+#[derive(Debug)]
+struct Client {
+    connection: OwnedFd,
+    peer: Peer,
+    since: Instant,
+    /// None before its `Hello`.
+    program: Option<String>,
+    /// Ends (becomes readable) with the process.
+    pidfd: Option<OwnedFd>,
+    /// Lanes and their sockets.
+    lanes: BTreeMap<u16, SocketId>,
+}
+
+/// The service's end of a lane's relay, for as long as the socket was lent.
+#[derive(Debug)]
+struct Lend {
+    relay: OwnedFd,
+    /// None: given back.
+    lane: Option<u16>,
+}
+
 /// The service, bound to its name.
 #[derive(Debug)]
-pub struct Service {}
+pub struct Service {
+    options: ServerOptions,
+    epoll: OwnedFd,
+    /// Open from the first lease on.
+    group: Option<Group>,
+    listener: OwnedFd,
+    uid: u32,
+    started: Instant,
+    clients: BTreeMap<u64, Client>,
+    lends: BTreeMap<SocketId, Lend>,
+    /// Lane of each lent socket, by lane number.
+    lanes: BTreeMap<u16, SocketId>,
+    next_client: u64,
+    next_lane: u16,
+    counters: Counters,
+    /// Since when there is nothing to do.
+    idle_since: Instant,
+    /// Set: descriptors ran out, nothing is accepted until then.
+    accept_again: Option<Instant>,
+    buffer: Vec<u8>,
+    stop: bool,
+}
 
 impl Service {
     /// Binds the name. EADDRINUSE: another service runs already.
     pub fn bind(options: ServerOptions) -> Result<Service, ServiceError> {
-        let _ = options;
-        Err(ServiceError::new(libc::ENOSYS, "the service is not built yet"))
+        let failed = |errno: Errno| {
+            ServiceError::system(format!("cannot listen at the abstract Unix socket name {:?}", options.name), errno)
+        };
+        let listener = seqpacket::socket(SocketFlags::NONBLOCK).map_err(failed)?;
+        rustix::net::bind(&listener, &seqpacket::address(&options.name).map_err(failed)?).map_err(failed)?;
+        rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        epoll::add(&epoll, &listener, Source::Listener.token(), epoll::EventFlags::IN).map_err(failed)?;
+        let now = Instant::now();
+        Ok(Service {
+            options,
+            epoll,
+            group: None,
+            listener,
+            uid: rustix::process::geteuid().as_raw(),
+            started: now,
+            clients: BTreeMap::new(),
+            lends: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            next_client: 1,
+            next_lane: rand::random_range(1..=LANE_MAX),
+            counters: Counters::default(),
+            idle_since: now,
+            accept_again: None,
+            buffer: vec![0; relay::BUFFER_BYTES],
+            stop: false,
+        })
     }
 
-    /// Serves until idle.
-    pub fn run(self) -> Result<(), ServiceError> {
+    /// Lets this process have as many descriptors as the system allows: each lane needs three. For the service's own
+    /// process only.
+    pub fn raise_descriptor_limit(&self) {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        if let Err(errno) = setrlimit(Resource::Nofile, limit) {
+            log::warn!("cannot raise the limit of descriptors: {errno}");
+        }
+    }
+
+    /// Serves until idle for the time that the options say.
+    pub fn run(mut self) -> Result<(), ServiceError> {
+        self.serve()
+    }
+
+    /// Serves from a thread of this process until the handle is dropped. For tests, and for programs that are the only
+    /// user of their namespace. A forked child of the process keeps the service's name and sockets taken.
+    pub fn spawn_in_process(options: ServerOptions) -> Result<Hosted, ServiceError> {
+        let mut service = Service::bind(options)?;
+        let failed = |errno| ServiceError::system("cannot host the service in this process", errno);
+        let (ours, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
+        epoll::add(&service.epoll, &ours, Source::Stop.token(), epoll::EventFlags::IN).map_err(failed)?;
+        let thread = std::thread::Builder::new()
+            .name("ferroced".into())
+            .spawn(move || {
+                sys::mask_signals();
+                let result = service.serve();
+                drop(ours);
+                result
+            })
+            .map_err(|error| failed(sys::errno(&error)))?;
+        Ok(Hosted { stop: Some(stop), thread: Some(thread) })
+    }
+
+    fn serve(&mut self) -> Result<(), ServiceError> {
+        const EVENTS: usize = 64;
+        while !self.stop {
+            let timeout = self.timeout();
+            let mut events = [MaybeUninit::uninit(); EVENTS];
+            let ready = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+                Ok((ready, _)) => ready,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(ServiceError::system("cannot wait for events", errno)),
+            };
+            for event in ready {
+                let (source, flags) = (Source::of(event.data), event.flags);
+                self.handle(source, flags);
+            }
+            self.keep_house();
+        }
         Ok(())
     }
 
-    /// Serves from a thread of this process until the handle is dropped.
-    pub fn spawn_in_process(options: ServerOptions) -> Result<Hosted, ServiceError> {
-        let _ = options;
-        Err(ServiceError::new(libc::ENOSYS, "the service is not built yet"))
+    fn handle(&mut self, source: Source, flags: epoll::EventFlags) {
+        match source {
+            Source::Listener => self.accept(),
+            Source::Stop => self.stop = true,
+            Source::Strays => self.forward_strays(),
+            Source::Client(id) => self.serve_client(id),
+            Source::Death(id) => self.remove_client(id, "its process has ended"),
+            Source::Relay(id) => self.serve_relay(id, flags),
+        }
     }
+
+    /// How long to wait for events.
+    fn timeout(&self) -> Option<Timespec> {
+        let now = Instant::now();
+        let idle = self.options.idle.filter(|_| self.is_idle()).map(|idle| self.idle_since + idle);
+        let sweep = self.group.as_ref().filter(|group| group.unsettled()).map(|_| now + SWEEP_INTERVAL);
+        let next = [idle, sweep, self.accept_again].into_iter().flatten().min()?;
+        // One millisecond more: not just before the time.
+        let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
+        Timespec::try_from(wait).ok()
+    }
+
+    /// Nobody is connected, and no process holds a socket of the group that must not move.
+    fn is_idle(&self) -> bool {
+        self.clients.is_empty() && self.lends.is_empty() && self.group.as_ref().is_none_or(|group| !group.unsettled())
+    }
+
+    fn keep_house(&mut self) {
+        let now = Instant::now();
+        if let Some(group) = self.group.as_mut().filter(|group| group.unsettled()) {
+            group.sweep();
+        }
+        if self.accept_again.is_some_and(|again| again <= now) {
+            self.accept_again = None;
+            self.watch_listener(epoll::EventFlags::IN);
+        }
+        if !self.is_idle() {
+            self.idle_since = now;
+        } else if self.options.idle.is_some_and(|idle| now >= self.idle_since + idle) {
+            // Who connected in this moment is served; who connects later finds nobody and starts a service.
+            self.accept();
+            self.stop |= self.is_idle();
+        }
+    }
+
+    fn watch_listener(&self, flags: epoll::EventFlags) {
+        if let Err(errno) = epoll::modify(&self.epoll, &self.listener, Source::Listener.token(), flags) {
+            log::error!("cannot change how the listener is watched: {errno}");
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(&self.listener, flags) {
+                Ok(connection) => self.add_client(connection),
+                Err(Errno::AGAIN) => return,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    // The listener stays readable: without a pause this would spin.
+                    log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?}");
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+                    self.watch_listener(epoll::EventFlags::empty());
+                    return;
+                }
+                Err(_) => {} // The connection has ended again.
+            }
+        }
+    }
+
+    fn add_client(&mut self, connection: OwnedFd) {
+        if self.clients.len() >= CLIENTS_MAX {
+            let what = format!("the service has {CLIENTS_MAX} clients already; end some of them");
+            let refusal = protocol::encode(0, Reply::Error { errno: libc::EUSERS, what });
+            let _ = seqpacket::send(&connection, &[&refusal], &[], SendFlags::DONTWAIT);
+            return;
+        }
+        let id = self.next_client;
+        let peer = match sys::peer(connection.as_fd()) {
+            Ok(peer) => peer,
+            Err(error) => return log::warn!("a client without credentials: {error}"),
+        };
+        if let Err(errno) = epoll::add(&self.epoll, &connection, Source::Client(id).token(), epoll::EventFlags::IN) {
+            return log::warn!("cannot watch a client: {errno}");
+        }
+        self.next_client += 1;
+        let client =
+            Client { connection, peer, since: Instant::now(), program: None, pidfd: None, lanes: BTreeMap::new() };
+        self.clients.insert(id, client);
+    }
+
+    fn remove_client(&mut self, id: u64, why: &str) {
+        // Several events of one client may be in the same batch.
+        let Some(client) = self.clients.remove(&id) else {
+            return;
+        };
+        log::debug!("client {:?} (pid {}) goes: {why}", client.program, client.peer.pid);
+        if let Some(pidfd) = &client.pidfd {
+            // Closing is not enough: the client has another copy of the same open file, which epoll would still watch.
+            let _ = epoll::delete(&self.epoll, pidfd);
+        }
+        for lane in client.lanes.keys() {
+            self.free_lane(*lane);
+        }
+    }
+
+    /// Steers nothing to the lane any more. Its socket stays until the relay's other end is closed everywhere.
+    fn free_lane(&mut self, lane: u16) {
+        let socket = self.lanes.remove(&lane).expect("the lane is leased");
+        let lend = self.lends.get_mut(&socket).expect("its socket is lent");
+        lend.lane = None;
+        self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
+        // Only the hang-up counts now.
+        let token = Source::Relay(socket).token();
+        if let Err(errno) = epoll::modify(&self.epoll, &lend.relay, token, epoll::EventFlags::empty()) {
+            log::error!("cannot change how a relay is watched: {errno}");
+        }
+    }
+
+    fn serve_client(&mut self, id: u64) {
+        let mut buffer = [0; REQUEST_BYTES_MAX];
+        for _ in 0..REQUESTS_PER_TURN {
+            let Some(client) = self.clients.get(&id) else {
+                return;
+            };
+            let received = match seqpacket::recv(&client.connection, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok(received) => received,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => continue,
+                Err(_) => return self.remove_client(id, "its connection failed"),
+            };
+            if received.len == 0 {
+                return self.remove_client(id, "it closed the connection");
+            }
+            if received.truncated {
+                self.reply_error(id, 0, libc::EMSGSIZE, format!("a request is longer than {REQUEST_BYTES_MAX} bytes"));
+                return self.remove_client(id, "its request was too long");
+            }
+            match protocol::decode::<Request>(&buffer[..received.len]) {
+                Ok(request) => self.answer(id, request.id, request.body, received.descriptors),
+                Err(error) => {
+                    self.reply_error(id, 0, libc::EPROTO, format!("not a request of version {VERSION}: {error}"));
+                    return self.remove_client(id, "it does not speak the protocol");
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, id: u64, request: u64, body: Request, descriptors: Vec<OwnedFd>) {
+        let greeted = self.clients.get(&id).is_some_and(|client| client.program.is_some());
+        let outcome = match body {
+            Request::Hello { version, pid: _, program } if !greeted => self.greet(id, version, program, descriptors),
+            Request::Hello { .. } => Err(ServiceError::new(libc::EPROTO, "a second Hello")),
+            _ if !greeted => Err(ServiceError::new(libc::EPROTO, "the first request is not Hello")),
+            Request::LeaseLane => return self.lease(id, request),
+            Request::ReleaseLane { lane } => self.release(id, lane),
+            Request::Status { from } => Ok(Reply::Status(self.status(from))),
+        };
+        match outcome {
+            Ok(reply) => self.reply(id, request, reply, &[]),
+            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+        }
+    }
+
+    fn greet(
+        &mut self,
+        id: u64,
+        version: u32,
+        program: String,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Reply, ServiceError> {
+        if version != VERSION {
+            return Err(ServiceError::new(
+                libc::EPROTONOSUPPORT,
+                format!(
+                    "the running service (pid {}) speaks protocol version {VERSION}, this program {version}; they are \
+                     of different releases: end the programs that use it, it then ends by itself",
+                    std::process::id()
+                ),
+            ));
+        }
+        let client = self.clients.get_mut(&id).expect("the client asks");
+        if let Some(pidfd) = descriptors.into_iter().next() {
+            epoll::add(&self.epoll, &pidfd, Source::Death(id).token(), epoll::EventFlags::IN)
+                .map_err(|errno| ServiceError::system("the descriptor of Hello is not a pidfd", errno))?;
+            client.pidfd = Some(pidfd);
+        }
+        let printable = program.chars().map(|c| if c.is_control() { '?' } else { c });
+        client.program = Some(printable.take(PROGRAM_CHARS_MAX).collect());
+        Ok(Reply::Welcome { version: VERSION, pid: std::process::id(), uid: self.uid })
+    }
+
+    fn lease(&mut self, id: u64, request: u64) {
+        match self.new_lane(id) {
+            Ok((lane, socket, copy, relay)) => {
+                let seed = rand::random();
+                self.reply(id, request, Reply::Lane { lane, seed }, &[copy.as_fd(), relay.as_fd()]);
+                log::debug!("client {id} has lane {lane} with socket {socket}");
+            }
+            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+        }
+    }
+
+    /// Lane, its socket, and what the client gets: a copy of the socket, and the relay's other end.
+    fn new_lane(&mut self, id: u64) -> Result<(u16, SocketId, OwnedFd, OwnedFd), ServiceError> {
+        let client = &self.clients[&id];
+        self.may_hold_sockets(client.peer)?;
+        if client.lanes.len() >= LANES_PER_CLIENT_MAX {
+            let what = format!("the program has {LANES_PER_CLIENT_MAX} lanes already, which is the most for one");
+            return Err(ServiceError::new(libc::ENOSPC, what));
+        }
+        let lane = self.free_lane_number()?;
+        let (ours, theirs) =
+            seqpacket::pair().map_err(|errno| ServiceError::system("no lane: cannot make its relay", errno))?;
+        let group = self.open_group()?;
+        let (socket, copy) = group.lease(lane)?;
+        if let Err(errno) = epoll::add(&self.epoll, &ours, Source::Relay(socket).token(), epoll::EventFlags::IN) {
+            let group = self.group.as_mut().expect("it was just opened");
+            group.unmap(socket);
+            drop(copy);
+            group.let_go(socket);
+            return Err(ServiceError::system("no lane: cannot watch its relay", errno));
+        }
+        self.lends.insert(socket, Lend { relay: ours, lane: Some(lane) });
+        self.lanes.insert(lane, socket);
+        self.clients.get_mut(&id).expect("the client asks").lanes.insert(lane, socket);
+        Ok((lane, socket, copy, theirs))
+    }
+
+    /// A socket of the group is power over all of it, so that only the service's own user gets one.
+    fn may_hold_sockets(&self, peer: Peer) -> Result<(), ServiceError> {
+        if peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped()) {
+            return Ok(());
+        }
+        let hidden = |uid| if uid == OVERFLOW_UID { " (a user that is unknown here)" } else { "" };
+        Err(ServiceError::new(
+            libc::EACCES,
+            format!(
+                "the service of this network namespace (pid {}) belongs to uid {}{}, this program to uid {}{}: for now \
+                 it serves its own user only. Run the program as that user, end that user's programs (the service \
+                 then ends by itself), or use a network namespace of your own (`unshare -rn`)",
+                std::process::id(),
+                self.uid,
+                hidden(self.uid),
+                peer.uid,
+                hidden(peer.uid),
+            ),
+        ))
+    }
+
+    /// Round robin, so that a number is not used again soon.
+    fn free_lane_number(&mut self) -> Result<u16, ServiceError> {
+        for _ in 0..LANE_MAX {
+            let lane = self.next_lane;
+            self.next_lane = if lane == LANE_MAX { 1 } else { lane + 1 };
+            if !self.lanes.contains_key(&lane) {
+                return Ok(lane);
+            }
+        }
+        Err(ServiceError::new(libc::ENOSPC, format!("no lane: all {LANE_MAX} lanes of this host are leased")))
+    }
+
+    fn open_group(&mut self) -> Result<&mut Group, ServiceError> {
+        if self.group.is_none() {
+            let group = Group::open(self.options.port)?;
+            epoll::add(&self.epoll, group.own_socket(), Source::Strays.token(), epoll::EventFlags::IN)
+                .map_err(|errno| ServiceError::system("cannot watch the service's own socket", errno))?;
+            self.group = Some(group);
+        }
+        Ok(self.group.as_mut().expect("it was just opened"))
+    }
+
+    fn release(&mut self, id: u64, lane: u16) -> Result<Reply, ServiceError> {
+        let client = self.clients.get_mut(&id).expect("the client asks");
+        if client.lanes.remove(&lane).is_none() {
+            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} is not leased to this program")));
+        }
+        self.free_lane(lane);
+        Ok(Reply::Released { lane })
+    }
+
+    /// All copies of the lane's relay end are closed: nobody has its socket.
+    fn let_go(&mut self, socket: SocketId) {
+        let Some(lend) = self.lends.get(&socket) else {
+            return;
+        };
+        if let Some(lane) = lend.lane {
+            for client in self.clients.values_mut() {
+                client.lanes.remove(&lane);
+            }
+            self.free_lane(lane);
+        }
+        self.lends.remove(&socket);
+        self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
+    }
+
+    fn status(&self, from: u64) -> StatusPage {
+        let mut rest = self.clients.range(from..);
+        let clients = rest.by_ref().take(STATUS_PAGE).map(|(_, client)| client.status()).collect();
+        let status = Status {
+            pid: std::process::id(),
+            uid: self.uid,
+            port: self.options.port,
+            uptime_s: self.started.elapsed().as_secs(),
+            clients,
+            sockets: self.group.as_ref().map_or(0, |group| group.len() as u32),
+            lingering: self.group.as_ref().map_or(0, |group| group.lingering() as u32),
+            counters: self.counters,
+        };
+        StatusPage { status, next: rest.next().map(|(id, _)| *id) }
+    }
+
+    fn reply(&mut self, id: u64, request: u64, reply: Reply, descriptors: &[BorrowedFd<'_>]) {
+        let Some(client) = self.clients.get(&id) else {
+            return;
+        };
+        let message = protocol::encode(request, reply);
+        // A client that does not read its replies is no client.
+        if let Err(errno) = seqpacket::send(&client.connection, &[&message], descriptors, SendFlags::DONTWAIT) {
+            log::debug!("no reply to client {id}: {errno}");
+            self.remove_client(id, "it does not take its replies");
+        }
+    }
+
+    fn reply_error(&mut self, id: u64, request: u64, errno: i32, what: String) {
+        self.reply(id, request, Reply::Error { errno, what }, &[]);
+    }
+}
+
+impl Client {
+    fn status(&self) -> ClientStatus {
+        ClientStatus {
+            pid: self.peer.pid,
+            uid: self.peer.uid,
+            program: self.program.clone().unwrap_or_default(),
+            age_s: self.since.elapsed().as_secs(),
+            lanes: self.lanes.keys().copied().collect(),
+        }
+    }
+}
+
+/// What every user without a number in this user namespace looks like.
+const OVERFLOW_UID: u32 = 65_534;
+
+/// Whether the overflow uid can only be the real user of that number.
+fn all_users_are_mapped() -> bool {
+    std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 /// A service in a thread of this process; dropping it ends the service.
 #[derive(Debug)]
-pub struct Hosted {}
+pub struct Hosted {
+    stop: Option<OwnedFd>,
+    thread: Option<std::thread::JoinHandle<Result<(), ServiceError>>>,
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(Ok(Err(error))) = self.thread.take().map(|thread| thread.join()) {
+            log::error!("the service in this process failed: {error}");
+        }
+    }
+}

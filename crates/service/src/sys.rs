@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{io, mem, ptr};
 
 /// One instruction of a classic BPF program.
@@ -297,9 +297,4 @@ fn check(status: c_int) -> io::Result<()> {
 /// The number of an error of this module.
 pub(crate) fn errno(error: &io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
-}
-
-/// An owned copy of a descriptor with a number above 2, closed on exec.
-pub(crate) fn above_stdio(fd: impl AsFd) -> io::Result<std::os::fd::OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
 }

@@ -1,0 +1,367 @@
+//! The sockets of the port, and the kernel's order of them.
+//!
+//! The steering program names sockets by their index in the kernel's `SO_REUSEPORT` group. A socket is appended when it
+//! is bound; when one goes, the last one takes its place. [`Group`] mirrors that order and keeps two rules, so that no
+//! leased lane's socket ever moves:
+//!
+//! - The group's owner holds a copy of every socket as long as anybody else may, so that none goes by itself.
+//! - A socket is closed only while the last one is a spare that nobody reads: that is the one that moves.
+//!
+//! A socket that was lent is never lent again, because a former holder with a copy would read the next one's packets.
+//!
+//! A closed socket that some process still holds against the rules of [`crate::client::LaneLease`] is a *ghost*: it
+//! keeps its index until that process lets go, at a time that nobody tells. As many spares as there are ghosts stay at
+//! the end for that.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::{LANE_MAX, ServiceError, owner, steer, sys};
+
+/// Sockets in the group, at most: every lane, as many whose former holders linger, and spares.
+const SOCKETS_MAX: usize = 2 * (LANE_MAX as usize + 1) + 16;
+
+/// Spare sockets kept at the end for the next lease.
+const SPARES_KEPT: usize = 2;
+
+/// Asked of the kernel for each receive buffer; it gives what `net.core.rmem_max` allows.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+
+/// Identifies a socket of the group for as long as the service runs.
+pub(crate) type SocketId = u64;
+
+/// What a socket of the group is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Index 0: strays.
+    Service,
+    /// Never lent.
+    Spare,
+    /// Packets of this lane go to it.
+    Leased(u16),
+    /// Was lent; its former holder may still have it.
+    Lingering,
+    /// Was lent; nobody should have it any more, and it is closed as soon as that moves only a spare.
+    Done,
+    /// Closed by us, but somebody still has it.
+    Ghost,
+    /// Its index is not known any more; never lent, kept until the group goes.
+    Burnt,
+}
+
+impl Role {
+    /// Whether it does no harm that the socket's index changes.
+    fn may_move(self) -> bool {
+        matches!(self, Role::Spare | Role::Burnt)
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    id: SocketId,
+    inode: u64,
+    role: Role,
+    /// None: a ghost.
+    socket: Option<OwnedFd>,
+}
+
+/// The group. The position of a slot is the kernel's index.
+#[derive(Debug)]
+pub(crate) struct Group {
+    slots: Vec<Slot>,
+    port: u16,
+    v6: bool,
+    next_id: SocketId,
+}
+
+impl Group {
+    /// Opens the port with the service's own socket.
+    pub(crate) fn open(port: u16) -> Result<Group, ServiceError> {
+        refuse_strangers(port)?;
+        let (socket, v6) = match bind_socket(true, port) {
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => (bind_socket(false, port), false),
+            other => (other, true),
+        };
+        let socket = socket.map_err(|errno| port_error(port, errno))?;
+        let inode = inode(&socket).map_err(|errno| port_error(port, errno))?;
+        want_destinations(&socket, v6).map_err(|errno| port_error(port, errno))?;
+        let slot = Slot { id: 0, inode, role: Role::Service, socket: Some(socket) };
+        let group = Group { slots: vec![slot], port, v6, next_id: 1 };
+        group.attach()?;
+        Ok(group)
+    }
+
+    /// The socket that gets what no lane wants.
+    pub(crate) fn own_socket(&self) -> BorrowedFd<'_> {
+        let own = &self.slots[0];
+        assert_eq!(own.role, Role::Service, "index 0 is the service's");
+        own.socket.as_ref().expect("the service's socket is open").as_fd()
+    }
+
+    /// Steers a lane to a socket that nobody had before, and gives a copy of it.
+    pub(crate) fn lease(&mut self, lane: u16) -> Result<(SocketId, OwnedFd), ServiceError> {
+        assert!((1..=LANE_MAX).contains(&lane), "lane {lane}");
+        assert!(self.position(Role::Leased(lane)).is_none(), "lane {lane} is leased already");
+        let at = self.spare_to_lend()?;
+        let slot = &mut self.slots[at];
+        let socket = slot.socket.as_ref().expect("spares are open");
+        let copy = rustix::io::fcntl_dupfd_cloexec(socket, 3)
+            .map_err(|errno| ServiceError::system("cannot lend a socket", errno))?;
+        slot.role = Role::Leased(lane);
+        let id = slot.id;
+        if let Err(error) = self.attach() {
+            self.slots[at].role = Role::Spare;
+            return Err(error);
+        }
+        Ok((id, copy))
+    }
+
+    /// Steers nothing to the socket any more; its former holder may still have it.
+    pub(crate) fn unmap(&mut self, id: SocketId) {
+        let slot = self.slot_mut(id);
+        assert!(matches!(slot.role, Role::Leased(_)), "{slot:?} is not leased");
+        slot.role = Role::Lingering;
+        if let Err(error) = self.attach() {
+            // The old program stays: the lane's packets go to a socket that nobody reads. No other lane is touched.
+            log::warn!("a returned lane stays mapped until the next change: {error}");
+        }
+    }
+
+    /// The former holder of an unmapped socket has let go.
+    pub(crate) fn let_go(&mut self, id: SocketId) {
+        let slot = self.slot_mut(id);
+        assert_eq!(slot.role, Role::Lingering, "{slot:?} is not lingering");
+        slot.role = Role::Done;
+        self.sweep();
+    }
+
+    /// Closes what can be closed without moving a lane. Cheap when there is nothing to do.
+    pub(crate) fn sweep(&mut self) {
+        self.settle_ghosts(false);
+        while let Some(at) = self.position(Role::Done) {
+            // Also behind the last one: it may turn out to be a ghost.
+            if self.movable_tail() <= self.ghosts() {
+                if let Err(error) = self.append_spare() {
+                    log::warn!("a returned socket stays open until the next attempt: {error}");
+                    return;
+                }
+                continue;
+            }
+            self.close(at);
+        }
+        if self.ghosts() == 0 {
+            while self.slots.iter().rev().take_while(|slot| slot.role == Role::Spare).count() > SPARES_KEPT {
+                self.close(self.slots.len() - 1);
+            }
+        }
+    }
+
+    /// Sockets in the group.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Sockets of returned lanes that some process still holds.
+    pub(crate) fn lingering(&self) -> usize {
+        self.slots.iter().filter(|slot| matches!(slot.role, Role::Lingering | Role::Ghost)).count()
+    }
+
+    /// Whether [`Self::sweep`] should be called again soon.
+    pub(crate) fn unsettled(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot.role, Role::Done | Role::Ghost))
+    }
+
+    fn position(&self, role: Role) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.role == role)
+    }
+
+    fn slot_mut(&mut self, id: SocketId) -> &mut Slot {
+        self.slots.iter_mut().find(|slot| slot.id == id).expect("the socket is in the group")
+    }
+
+    fn ghosts(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.role == Role::Ghost).count()
+    }
+
+    /// Sockets at the end that may move, because nobody reads them.
+    fn movable_tail(&self) -> usize {
+        self.slots.iter().rev().take_while(|slot| slot.role.may_move()).count()
+    }
+
+    /// The position of a spare whose index is certain and stays so.
+    fn spare_to_lend(&mut self) -> Result<usize, ServiceError> {
+        loop {
+            self.sweep();
+            let certain = self.slots.len() - self.ghosts();
+            if let Some(at) = self.slots[..certain].iter().position(|slot| slot.role == Role::Spare) {
+                return Ok(at);
+            }
+            self.append_spare()?;
+        }
+    }
+
+    fn append_spare(&mut self) -> Result<(), ServiceError> {
+        if self.slots.len() >= SOCKETS_MAX {
+            return Err(ServiceError::new(
+                libc::ENOSPC,
+                format!(
+                    "no lane: the service holds {SOCKETS_MAX} sockets, {} of them for processes that keep sockets of \
+                     lanes that were given back (forked children of programs that have gone); end those processes",
+                    self.lingering()
+                ),
+            ));
+        }
+        self.settle_ghosts(false);
+        let failed = |errno| ServiceError::system(format!("no lane: cannot open UDP port {}", self.port), errno);
+        let socket = bind_socket(self.v6, self.port).map_err(failed)?;
+        let inode = inode(&socket).map_err(failed)?;
+        self.slots.push(Slot { id: self.next_id, inode, role: Role::Spare, socket: Some(socket) });
+        self.next_id += 1;
+        self.settle_ghosts(true);
+        Ok(())
+    }
+
+    /// Closes a socket of ours; the last one, a spare or itself, takes its place.
+    fn close(&mut self, at: usize) {
+        let last = self.slots.len() - 1;
+        assert!(at == last || self.slots[last].role.may_move(), "only a spare may move");
+        assert!(matches!(self.slots[at].role, Role::Done | Role::Spare), "{:?} is in use", self.slots[at]);
+        drop(self.slots[at].socket.take());
+        if self.slots[at].role == Role::Done && self.bound_inodes().is_some_and(|i| i.contains(&self.slots[at].inode)) {
+            log::warn!("a process keeps the socket of a lane that it gave back");
+            self.slots[at].role = Role::Ghost;
+            return;
+        }
+        self.slots.swap_remove(at);
+    }
+
+    /// Takes note of ghosts that have gone. `appended`: it may have been before or after the last socket was appended.
+    fn settle_ghosts(&mut self, appended: bool) {
+        if self.ghosts() == 0 {
+            return;
+        }
+        let Some(bound) = self.bound_inodes() else {
+            return;
+        };
+        let gone: Vec<usize> = (0..self.slots.len())
+            .filter(|at| self.slots[*at].role == Role::Ghost && !bound.contains(&self.slots[*at].inode))
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        // As many sockets as have gone moved from the end into the holes. They are spares; with several of them it is
+        // unknown which went where, and with one just appended, which stayed.
+        let certain = gone.len() == 1 && !appended;
+        assert!(self.movable_tail() >= gone.len() + usize::from(appended), "spares follow the ghosts");
+        for at in &gone {
+            let mut moved = self.slots.pop().expect("the tail is longer than the holes");
+            if !certain {
+                moved.role = Role::Burnt;
+            }
+            self.slots[*at] = moved;
+        }
+        if appended && let Some(last) = self.slots.last_mut() {
+            last.role = Role::Burnt;
+        }
+    }
+
+    /// Inodes of the sockets that are bound to the port; None where the kernel does not tell.
+    fn bound_inodes(&self) -> Option<HashSet<u64>> {
+        Some(owner::sockets_of_port(self.port)?.into_iter().map(|socket| socket.inode).collect())
+    }
+
+    fn attach(&self) -> Result<(), ServiceError> {
+        let mut lanes: Vec<(u16, u32)> = (0u32..)
+            .zip(&self.slots)
+            .filter_map(|(index, slot)| match slot.role {
+                Role::Leased(lane) => Some((lane, index)),
+                _ => None,
+            })
+            .collect();
+        lanes.sort_unstable();
+        sys::attach_reuseport_program(self.own_socket(), &steer::program(&lanes)).map_err(|error| {
+            let what = format!("cannot attach the program that steers packets to {} lanes", lanes.len());
+            ServiceError::system(what, sys::errno(&error))
+        })
+    }
+}
+
+/// A socket of the group: bound, not blocking.
+fn bind_socket(v6: bool, port: u16) -> Result<OwnedFd, Errno> {
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    sockopt::set_socket_reuseport(&socket, true)?;
+    let option = |level, name| sys::set_int_option(socket.as_fd(), level, name, 0).map_err(|error| sys::errno(&error));
+    // Multicast would be delivered to every socket of the group, whoever joined.
+    option(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL)?;
+    if v6 {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+        option(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)?;
+    }
+    sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
+    if v6 {
+        rustix::net::bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0))?;
+    } else {
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
+    }
+    Ok(socket)
+}
+
+/// The relay needs the destination address of strays.
+fn want_destinations(socket: &OwnedFd, v6: bool) -> Result<(), Errno> {
+    let on = |level, name| sys::set_int_option(socket.as_fd(), level, name, 1).map_err(|error| sys::errno(&error));
+    on(libc::IPPROTO_IP, libc::IP_PKTINFO)?;
+    if v6 {
+        on(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
+    }
+    Ok(())
+}
+
+/// Other sockets of this user at the port (of programs that outlived their service) would make the indices wrong. Those
+/// of a service that is just ending go by themselves.
+fn refuse_strangers(port: u16) -> Result<(), ServiceError> {
+    const ATTEMPTS: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(10);
+    let mut strangers = HashSet::new();
+    for _ in 0..ATTEMPTS {
+        strangers = owner::sockets_of_port(port).unwrap_or_default();
+        if strangers.is_empty() {
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err(port_in_use(port, &strangers))
+}
+
+fn port_error(port: u16, errno: Errno) -> ServiceError {
+    if errno == Errno::ADDRINUSE {
+        port_in_use(port, &owner::sockets_of_port(port).unwrap_or_default())
+    } else {
+        ServiceError::system(format!("cannot open UDP port {port}"), errno)
+    }
+}
+
+fn port_in_use(port: u16, holders: &HashSet<owner::PortSocket>) -> ServiceError {
+    ServiceError::new(
+        libc::EADDRINUSE,
+        format!(
+            "UDP port {port}, which RoCEv2 needs, is in use by {}; end that program (for the kernel's rdma_rxe: \
+             `rdma link delete`), or run in a network namespace of your own (`unshare -rn`)",
+            owner::describe(holders)
+        ),
+    )
+}
+
+fn inode(socket: &OwnedFd) -> Result<u64, Errno> {
+    Ok(rustix::fs::fstat(socket)?.st_ino)
+}
+
+#[cfg(test)]
+#[path = "group_tests.rs"]
+mod tests;

@@ -1,0 +1,202 @@
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::*;
+use crate::LANE_SHIFT;
+
+/// A port that nobody uses, below the range from which the kernel gives ports to others.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let block = (std::process::id() % 200) as u16;
+        let port = 10_000 + block * 100 + NEXT.fetch_add(1, Ordering::Relaxed) % 100;
+        if UdpSocket::bind(("::", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn packet(lane: u16, tag: u32) -> [u8; 16] {
+    let mut bytes = [0xa5; 16];
+    let qpn = u32::from(lane) << LANE_SHIFT | (tag & 0x3fff);
+    bytes[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
+    bytes[12..].copy_from_slice(&tag.to_be_bytes());
+    bytes
+}
+
+/// Takes every datagram of a socket: (lane, tag).
+fn arrived(socket: impl AsFd) -> Vec<(u16, u32)> {
+    let mut buffer = [0; 64];
+    std::iter::from_fn(|| {
+        let (len, _) = rustix::net::recv(&socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT).ok()?;
+        assert_eq!(len, 16);
+        let qpn = u32::from_be_bytes([0, buffer[5], buffer[6], buffer[7]]);
+        Some(((qpn >> LANE_SHIFT) as u16, u32::from_be_bytes(buffer[12..16].try_into().unwrap())))
+    })
+    .collect()
+}
+
+struct Sender {
+    port: u16,
+    sources: Vec<(UdpSocket, &'static str)>,
+    tag: u32,
+}
+
+impl Sender {
+    fn new(port: u16) -> Sender {
+        let v4 = || (UdpSocket::bind("127.0.0.1:0").unwrap(), "127.0.0.1");
+        let v6 = || (UdpSocket::bind("[::1]:0").unwrap(), "::1");
+        Sender { port, sources: vec![v4(), v4(), v4(), v6(), v6()], tag: 0 }
+    }
+
+    /// Sends one packet to the lane from each source; gives their tags.
+    fn send(&mut self, lane: u16) -> Vec<(u16, u32)> {
+        self.sources
+            .iter()
+            .map(|(socket, to)| {
+                self.tag += 1;
+                socket.send_to(&packet(lane, self.tag), (*to, self.port)).unwrap();
+                (lane, self.tag)
+            })
+            .collect()
+    }
+}
+
+struct Leased {
+    lane: u16,
+    id: SocketId,
+    socket: OwnedFd,
+}
+
+fn lease(group: &mut Group, lane: u16) -> Leased {
+    let (id, socket) = group.lease(lane).unwrap();
+    Leased { lane, id, socket }
+}
+
+fn give_back(group: &mut Group, leased: Leased) {
+    group.unmap(leased.id);
+    drop(leased.socket);
+    group.let_go(leased.id);
+}
+
+/// Every lane's packets arrive there, from every source, and nowhere else; strays arrive at the service's socket.
+fn check(group: &Group, sender: &mut Sender, leases: &[Leased], unleased: &[u16]) {
+    let expected: Vec<_> = leases.iter().map(|leased| sender.send(leased.lane)).collect();
+    let strays: Vec<_> = unleased.iter().flat_map(|lane| sender.send(*lane)).collect();
+    for (leased, expected) in leases.iter().zip(expected) {
+        assert_eq!(arrived(&leased.socket), expected, "lane {}", leased.lane);
+    }
+    assert_eq!(arrived(group.own_socket()), strays);
+}
+
+#[test]
+fn steering_stays_right_while_lanes_come_and_go() {
+    let port = free_port();
+    let mut group = Group::open(port).unwrap();
+    let mut sender = Sender::new(port);
+    check(&group, &mut sender, &[], &[0, 1, 1023]);
+
+    let mut leases: Vec<Leased> = [5, 1023, 1, 700, 64, 65, 2].map(|lane| lease(&mut group, lane)).into();
+    check(&group, &mut sender, &leases, &[0, 3, 66]);
+
+    for at in [1, 0, 3, 1] {
+        let gone = leases.remove(at);
+        let lane = gone.lane;
+        give_back(&mut group, gone);
+        check(&group, &mut sender, &leases, &[lane]);
+    }
+    for lane in [900, 5, 901] {
+        leases.push(lease(&mut group, lane));
+        check(&group, &mut sender, &leases, &[0]);
+    }
+    for leased in leases.drain(..) {
+        give_back(&mut group, leased);
+    }
+    assert!(group.len() <= 1 + SPARES_KEPT, "{group:?}");
+    check(&group, &mut sender, &[], &[0, 5, 900]);
+}
+
+#[test]
+fn a_socket_that_a_process_keeps_moves_nothing_when_it_goes_at_last() {
+    let port = free_port();
+    let mut group = Group::open(port).unwrap();
+    let mut sender = Sender::new(port);
+    let mut leases: Vec<Leased> = (1..=6).map(|lane| lease(&mut group, lane)).collect();
+
+    // Two holders say that they let go, and do not.
+    let kept: Vec<Leased> = [1, 2].map(|at| leases.remove(at)).into();
+    for leased in &kept {
+        group.unmap(leased.id);
+        group.let_go(leased.id);
+    }
+    assert_eq!(group.lingering(), 2);
+    assert!(group.unsettled());
+    check(&group, &mut sender, &leases, &[2, 4]);
+    leases.push(lease(&mut group, 7));
+    check(&group, &mut sender, &leases, &[2, 4]);
+
+    // They go, both before the group looks again: no lane is touched before or after it looks.
+    drop(kept);
+    check(&group, &mut sender, &leases, &[2, 4]);
+    group.sweep();
+    assert_eq!(group.lingering(), 0);
+    check(&group, &mut sender, &leases, &[2, 4]);
+    for lane in 8..=12 {
+        leases.push(lease(&mut group, lane));
+        check(&group, &mut sender, &leases, &[2, 4]);
+    }
+    let first = leases.remove(0);
+    give_back(&mut group, first);
+    check(&group, &mut sender, &leases, &[1]);
+}
+
+#[test]
+fn a_ghost_that_goes_alone_costs_nothing() {
+    let port = free_port();
+    let mut group = Group::open(port).unwrap();
+    let mut sender = Sender::new(port);
+    let mut leases: Vec<Leased> = (1..=4).map(|lane| lease(&mut group, lane)).collect();
+    for round in 0..5 {
+        let kept = leases.remove(0);
+        group.unmap(kept.id);
+        group.let_go(kept.id);
+        drop(kept);
+        leases.push(lease(&mut group, 100 + round));
+        check(&group, &mut sender, &leases, &[0, 50]);
+    }
+    assert!(group.slots.iter().all(|slot| slot.role != Role::Burnt), "{group:?}");
+    assert!(group.len() <= 5 + SPARES_KEPT, "{group:?}");
+}
+
+#[test]
+fn sockets_are_never_lent_twice() {
+    let mut group = Group::open(free_port()).unwrap();
+    let mut seen = std::collections::HashSet::new();
+    for round in 0..50u16 {
+        let leased = lease(&mut group, 1 + round % 7);
+        assert!(seen.insert(leased.id));
+        give_back(&mut group, leased);
+    }
+}
+
+#[test]
+fn a_port_in_use_is_refused_with_its_holder() {
+    let port = free_port();
+    let _holder = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+    let error = Group::open(port).unwrap_err();
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+    let text = error.to_string();
+    assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
+    assert!(text.contains("end that program"), "{text}");
+}
+
+#[test]
+fn every_lane_can_be_leased() {
+    let port = free_port();
+    let mut group = Group::open(port).unwrap();
+    let mut sender = Sender::new(port);
+    // Lanes beyond a few are checked by number, not by descriptors: a test process may have few of those.
+    let leases: Vec<Leased> = (1..=300).map(|lane| lease(&mut group, lane * 3)).collect();
+    check(&group, &mut sender, &leases[280..], &[1]);
+    check(&group, &mut sender, &leases[..20], &[2]);
+}

@@ -1,0 +1,101 @@
+//! Packets that arrived at the wrong lane: from lane 0, or handed in by the lane that got them.
+
+use std::os::fd::AsFd;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::{Service, SocketId};
+use crate::protocol::RelayHeader;
+use crate::{LANE_SHIFT, seqpacket, sys};
+
+/// The longest UDP payload with its relay header.
+pub(super) const BUFFER_BYTES: usize = 65_536 + RelayHeader::LEN;
+
+/// Packets of one source that are forwarded before others get their turn.
+const PACKETS_PER_TURN: usize = 32;
+
+impl Service {
+    pub(super) fn forward_strays(&mut self) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for _ in 0..PACKETS_PER_TURN {
+            let Some(group) = &self.group else {
+                break;
+            };
+            let datagram = match sys::recv_datagram(group.own_socket(), &mut buffer) {
+                Ok(datagram) => datagram,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                // Nothing more; other errors are those of ICMP messages, which the kernel reports once each.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(_) => continue,
+            };
+            self.counters.strays += 1;
+            match datagram.dst {
+                Some(dst) => self.forward(None, &RelayHeader { src: datagram.src, dst }, &buffer[..datagram.len]),
+                None => self.counters.drop_short += 1,
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    pub(super) fn serve_relay(&mut self, socket: SocketId, flags: epoll::EventFlags) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for _ in 0..PACKETS_PER_TURN {
+            // A lane that was given back hands in nothing any more.
+            let Some(lend) = self.lends.get(&socket).filter(|lend| lend.lane.is_some()) else {
+                break;
+            };
+            let received = match seqpacket::recv(&lend.relay, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok(received) => received,
+                Err(_) => break,
+            };
+            if received.len == 0 {
+                break; // Closed, and then hung up; or an empty message, which counts as nothing.
+            }
+            self.counters.relay_in += 1;
+            match RelayHeader::decode(&buffer[..received.len]).filter(|_| !received.truncated) {
+                Some((header, packet)) => self.forward(Some(socket), &header, packet),
+                None => self.counters.drop_short += 1,
+            }
+        }
+        self.buffer = buffer;
+        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            self.let_go(socket);
+        }
+    }
+
+    /// Sends a packet to the lane that its QP number names.
+    fn forward(&mut self, from: Option<SocketId>, header: &RelayHeader, packet: &[u8]) {
+        let Some(lane) = lane_of(packet) else {
+            self.counters.drop_short += 1;
+            return;
+        };
+        let Some(socket) = self.lanes.get(&lane).copied() else {
+            self.counters.drop_no_lane += 1;
+            return;
+        };
+        if from == Some(socket) {
+            self.counters.drop_loop += 1;
+            return;
+        }
+        let relay = self.lends[&socket].relay.as_fd();
+        match seqpacket::send(relay, &[&header.encode(), packet], &[], SendFlags::DONTWAIT) {
+            Ok(()) => self.counters.relay_out += 1,
+            Err(errno) => {
+                if errno != Errno::AGAIN {
+                    log::debug!("no relay to lane {lane}: {errno}");
+                }
+                self.counters.drop_full += 1;
+            }
+        }
+    }
+}
+
+/// The upper bits of the destination QP number in a base transport header.
+fn lane_of(packet: &[u8]) -> Option<u16> {
+    const BTH_LEN: usize = 12;
+    let bth = packet.first_chunk::<BTH_LEN>()?;
+    let qpn = u32::from_be_bytes([0, bth[5], bth[6], bth[7]]);
+    Some((qpn >> LANE_SHIFT) as u16)
+}

@@ -1,0 +1,170 @@
+//! Starting the service from a program that wants nothing to do with it.
+
+use std::ffi::{CString, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Access, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::client::StartOptions;
+use crate::sys::{self, Command};
+use crate::{ROCE_PORT, ServiceError};
+
+/// File name of the service.
+pub const PROGRAM: &str = "ferroced";
+
+/// What the service writes to its standard output when it accepts connections, if started with `--ready`.
+pub const READY: &str = "ready\n";
+
+/// The same if another service was faster.
+pub const TAKEN: &str = "taken\n";
+
+/// Variables that the service gets. It outlives the program: nothing private stays in its environment, and nothing that
+/// was meant for the program (LD_PRELOAD) acts on it.
+const ENVIRONMENT: [&str; 9] =
+    ["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];
+
+/// The same, by prefix.
+const ENVIRONMENT_PREFIX: &str = "FERROCE_";
+
+/// Starts `ferroced` and waits until it accepts, or another one does.
+pub(crate) fn start(options: &StartOptions) -> Result<(), ServiceError> {
+    let path = find(&options.candidates)?;
+    log::debug!("starting {}", path.display());
+    let failed = |what: &str, errno| ServiceError::system(format!("cannot start {}: {what}", path.display()), errno);
+    let (ready, stdout) = pipe().map_err(|errno| failed("no pipe", errno))?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .and_then(above_stdio)
+        .map_err(|errno| failed("/dev/null", errno))?;
+    let text = |os: &[u8]| CString::new(os).map_err(|_| failed("a zero byte in its command line", Errno::INVAL));
+    let path_text = text(path.as_os_str().as_bytes())?;
+    let mut arguments = vec![path_text.clone(), c"--ready".into(), c"--name".into(), text(options.name.as_bytes())?];
+    if options.port != ROCE_PORT {
+        arguments.extend([c"--port".into(), text(options.port.to_string().as_bytes())?]);
+    }
+    sys::spawn_detached(&Command {
+        path: &path_text,
+        arguments: &arguments,
+        environment: &environment(std::env::vars_os()),
+        null: null.as_fd(),
+        stdout: stdout.as_fd(),
+    })
+    .map_err(|error| failed("it could not be executed", sys::errno(&error)))?;
+    drop(stdout);
+    wait_until_ready(&ready, options.patience, &path)
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((read, above_stdio(write)?))
+}
+
+/// The program may have closed its standard descriptors; what the child puts there must not be among them.
+fn above_stdio(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 3)
+}
+
+/// The first candidate that can be executed; `PATH` comes last.
+fn find(candidates: &[PathBuf]) -> Result<PathBuf, ServiceError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(PROGRAM));
+    let mut looked = Vec::new();
+    for candidate in candidates.iter().cloned().chain(in_path) {
+        if candidate.is_file() && rustix::fs::access(&candidate, Access::EXEC_OK).is_ok() {
+            // Relative paths are the caller's; the service runs in `/`.
+            return std::path::absolute(&candidate)
+                .map_err(|error| ServiceError::system("cannot tell the current directory", sys::errno(&error)));
+        }
+        looked.push(candidate.display().to_string());
+    }
+    Err(ServiceError::new(
+        libc::ENOENT,
+        format!(
+            "no Ferroce service runs in this network namespace, and {PROGRAM} was not found to start one; looked at: {}. \
+             Set FERROCE_SERVICE to its path",
+            if looked.is_empty() { "nothing (no candidates, PATH is empty)".into() } else { looked.join(", ") }
+        ),
+    ))
+}
+
+fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<CString> {
+    variables
+        .filter(|(name, _)| {
+            ENVIRONMENT.iter().any(|kept| name == kept) || name.as_bytes().starts_with(ENVIRONMENT_PREFIX.as_bytes())
+        })
+        .filter_map(|(mut entry, value)| {
+            entry.push("=");
+            entry.push(value);
+            CString::new(entry.into_vec()).ok()
+        })
+        .collect()
+}
+
+/// The service says `ready`, or why it is not.
+fn wait_until_ready(ready: &OwnedFd, patience: Duration, path: &Path) -> Result<(), ServiceError> {
+    const TEXT_MAX: usize = 4096;
+    let deadline = Instant::now() + patience;
+    let mut said = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).unwrap_or_default();
+        let mut polled = [PollFd::new(ready, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, Some(&timeout)) {
+            Ok(0) => {
+                let what = format!("{} did not get ready within {patience:?}", path.display());
+                return Err(ServiceError::new(libc::ETIMEDOUT, what));
+            }
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(ServiceError::system("cannot wait for the service", errno)),
+        }
+        let mut part = [0; 512];
+        let len = rustix::io::retry_on_intr(|| rustix::io::read(ready, &mut part[..]))
+            .map_err(|errno| ServiceError::system("cannot wait for the service", errno))?;
+        said.extend_from_slice(&part[..len]);
+        if said == READY.as_bytes() || said == TAKEN.as_bytes() {
+            return Ok(());
+        }
+        if len == 0 || said.len() > TEXT_MAX {
+            let said = String::from_utf8_lossy(&said);
+            let why = if said.trim().is_empty() { "it ended without a word".into() } else { said };
+            let what = format!("cannot start {}: {}", path.display(), why.trim());
+            return Err(ServiceError::new(libc::ECONNREFUSED, what));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_service_gets_nothing_private() {
+        let variables = [("PATH", "/bin"), ("SECRET", "x"), ("LD_PRELOAD", "y.so"), ("FERROCE_SERVICE_IDLE_S", "3")]
+            .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let kept: [CString; 2] = [c"PATH=/bin".into(), c"FERROCE_SERVICE_IDLE_S=3".into()];
+        assert_eq!(environment(variables.into_iter()), kept);
+    }
+
+    #[test]
+    fn a_missing_service_is_reported_with_where_it_was_looked_for() {
+        let error = find(&["/nonexistent/ferroced".into(), "/etc/passwd".into()]).unwrap_err();
+        assert_eq!(error.errno(), libc::ENOENT);
+        let text = error.to_string();
+        assert!(text.contains("/nonexistent/ferroced, /etc/passwd"), "{text}");
+        assert!(text.contains("FERROCE_SERVICE"), "{text}");
+    }
+
+    #[test]
+    fn what_a_failing_service_says_is_passed_on() {
+        let (read, write) = pipe().unwrap();
+        rustix::io::write(&write, b"because").unwrap();
+        drop(write);
+        let error = wait_until_ready(&read, Duration::from_secs(60), Path::new("/x/ferroced")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot start /x/ferroced: because");
+    }
+}

@@ -1,0 +1,418 @@
+//! The service in a thread of the test, with real sockets on loopback.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use ferroce_service::client::{Client, LaneLease, StartOptions};
+use ferroce_service::protocol::{Counters, Status};
+use ferroce_service::server::{Hosted, LANES_PER_CLIENT_MAX, ServerOptions, Service};
+use proptest::prelude::*;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// A name and a port for one test, below the range from which the kernel gives ports to others.
+fn server_options() -> ServerOptions {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let block = (std::process::id() % 100) as u16;
+        let port = 5_000 + block * 40 + NEXT.fetch_add(1, Ordering::Relaxed) % 40;
+        if UdpSocket::bind(("::", port)).is_ok() {
+            return ServerOptions { name: format!("ferroce-test-{port}"), port, idle: None };
+        }
+    }
+}
+
+fn host() -> (Hosted, StartOptions) {
+    let options = server_options();
+    let client = StartOptions {
+        name: options.name.clone(),
+        port: options.port,
+        program: "test".into(),
+        // A busy machine is not a fault.
+        patience: Duration::from_secs(60),
+        ..StartOptions::default()
+    };
+    (Service::spawn_in_process(options).unwrap(), client)
+}
+
+fn connect(options: &StartOptions) -> Client {
+    Client::connect(options).unwrap()
+}
+
+/// Asks until the status is as wanted.
+fn wait_for(client: &Client, wanted: impl Fn(&Status) -> bool) -> Status {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    loop {
+        let status = client.status().unwrap();
+        if wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < give_up, "{status:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A base transport header for a QP number of the lane, and a tag.
+fn packet(lane: u16, tag: u8) -> [u8; 16] {
+    let mut bytes = [0xa5; 16];
+    let qpn = u32::from(lane) << 14 | 0x11;
+    bytes[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
+    bytes[15] = tag;
+    bytes
+}
+
+fn received(socket: &OwnedFd) -> Vec<u8> {
+    let mut buffer = [0; 64];
+    std::iter::from_fn(|| {
+        let (len, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).ok()?;
+        assert_eq!(len, 16);
+        Some(buffer[15])
+    })
+    .collect()
+}
+
+fn relayed(lease: &LaneLease) -> (SocketAddr, IpAddr, Vec<u8>) {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let mut buffer = Vec::new();
+    while Instant::now() < give_up {
+        if let Some(packet) = lease.relay_recv(&mut buffer).unwrap() {
+            return (packet.src, packet.dst, packet.bytes.to_vec());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the relay brought nothing");
+}
+
+#[test]
+fn a_leased_lane_gets_its_packets_and_nobody_elses() {
+    let (_service, options) = host();
+    let client = connect(&options);
+    let mut leases: Vec<LaneLease> = (0..5).map(|_| client.lease_lane().unwrap()).collect();
+    let sockets: Vec<OwnedFd> = leases.iter_mut().map(|lease| lease.take_rx().pop().unwrap()).collect();
+    assert!(leases[0].take_rx().is_empty());
+    let lanes: Vec<u16> = leases.iter().map(LaneLease::lane).collect();
+    let seeds: std::collections::HashSet<u64> = leases.iter().map(LaneLease::seed).collect();
+    assert_eq!(seeds.len(), 5);
+
+    for (from, to) in [("127.0.0.1", "127.0.0.1"), ("::1", "::1")] {
+        let sender = UdpSocket::bind((from, 0)).unwrap();
+        for (tag, lane) in (0..).zip(&lanes) {
+            sender.send_to(&packet(*lane, tag), (to, options.port)).unwrap();
+        }
+        for (tag, socket) in (0..).zip(&sockets) {
+            assert_eq!(received(socket), [tag]);
+        }
+    }
+
+    let status = client.status().unwrap();
+    assert_eq!((status.port, status.pid), (options.port, std::process::id()));
+    assert_eq!(status.clients.len(), 1);
+    let mut sorted = lanes.clone();
+    sorted.sort_unstable();
+    let held = &status.clients[0];
+    assert_eq!((held.program.as_str(), held.pid, &held.lanes), ("test", std::process::id(), &sorted));
+}
+
+#[test]
+fn lanes_come_back_by_release_by_drop_and_with_their_client() {
+    let (_service, options) = host();
+    let (observer, client) = (connect(&options), connect(&options));
+    let mut lanes = Vec::new();
+    let mut lease = || {
+        let lease = client.lease_lane().unwrap();
+        lanes.push(lease.lane());
+        lease
+    };
+
+    lease().release().unwrap();
+    assert!(observer.status().unwrap().clients.iter().all(|client| client.lanes.is_empty()));
+
+    drop(lease());
+    wait_for(&observer, |status| status.clients.iter().all(|client| client.lanes.is_empty()));
+
+    let (kept, also_kept) = (lease(), lease());
+    drop(client);
+    let status = observer.status().unwrap();
+    assert_eq!(status.clients.len(), 2, "a lease keeps its connection");
+    drop(kept);
+    wait_for(&observer, |status| status.clients.iter().any(|client| client.lanes == [also_kept.lane()]));
+    drop(also_kept);
+    let status = wait_for(&observer, |status| status.clients.len() == 1 && status.lingering == 0);
+    assert!(status.sockets <= 3, "{status:?}");
+
+    let different: std::collections::HashSet<u16> = lanes.iter().copied().collect();
+    assert_eq!(different.len(), lanes.len(), "numbers are not used again soon");
+}
+
+#[test]
+fn a_released_lane_whose_socket_is_kept_is_counted_until_it_goes() {
+    let (_service, options) = host();
+    let client = connect(&options);
+    let mut lease = client.lease_lane().unwrap();
+    let socket = lease.take_rx();
+    lease.release().unwrap();
+    wait_for(&client, |status| status.lingering == 1);
+    drop(socket);
+    wait_for(&client, |status| status.lingering == 0);
+}
+
+#[test]
+fn one_program_gets_no_more_than_its_share_of_lanes() {
+    let (_service, options) = host();
+    let client = connect(&options);
+    let leases: Vec<LaneLease> = (0..LANES_PER_CLIENT_MAX).map(|_| client.lease_lane().unwrap()).collect();
+    let error = client.lease_lane().unwrap_err();
+    assert_eq!(error.errno(), libc::ENOSPC);
+    assert!(error.to_string().contains("64 lanes already"), "{error}");
+    connect(&options).lease_lane().unwrap();
+    drop(leases);
+    wait_for(&client, |status| status.clients.iter().all(|client| client.lanes.is_empty()));
+    client.lease_lane().unwrap();
+}
+
+#[test]
+fn a_port_in_use_is_told_with_its_holder_and_can_be_had_later() {
+    let (_service, options) = host();
+    let holder = UdpSocket::bind(("0.0.0.0", options.port)).unwrap();
+    let client = connect(&options);
+    let error = client.lease_lane().unwrap_err();
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+    let text = error.to_string();
+    assert!(text.contains(&format!("port {}", options.port)), "{text}");
+    assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
+    drop(holder);
+    client.lease_lane().unwrap();
+}
+
+#[test]
+fn foreign_packets_reach_the_right_lane_by_the_relay() {
+    let (_service, options) = host();
+    let (client, other) = (connect(&options), connect(&options));
+    let (here, there) = (client.lease_lane().unwrap(), other.lease_lane().unwrap());
+    let src: SocketAddr = "10.0.0.1:50000".parse().unwrap();
+    let dst: IpAddr = "fd00::7".parse().unwrap();
+
+    assert!(here.relay_send(src, dst, &packet(there.lane(), 1)).unwrap());
+    assert_eq!(relayed(&there), (src, dst, packet(there.lane(), 1).to_vec()));
+    assert!(there.relay_send(src, dst, &packet(here.lane(), 2)).unwrap());
+    assert_eq!(relayed(&here), (src, dst, packet(here.lane(), 2).to_vec()));
+
+    let nobody = (1..).find(|lane| *lane != here.lane() && *lane != there.lane()).unwrap();
+    assert!(here.relay_send(src, dst, &packet(nobody, 3)).unwrap());
+    assert!(here.relay_send(src, dst, &packet(here.lane(), 4)).unwrap());
+    assert!(here.relay_send(src, dst, &[1, 2, 3]).unwrap());
+    let status = wait_for(&client, |status| status.counters.relay_in == 5);
+    let expected =
+        Counters { relay_in: 5, relay_out: 2, drop_no_lane: 1, drop_loop: 1, drop_short: 1, ..Counters::default() };
+    assert_eq!(status.counters, expected);
+    assert_eq!(here.relay_recv(&mut Vec::new()).unwrap(), None);
+}
+
+#[test]
+fn a_relay_that_is_not_emptied_drops_and_counts() {
+    let (_service, options) = host();
+    let client = connect(&options);
+    let (here, there) = (client.lease_lane().unwrap(), client.lease_lane().unwrap());
+    let (src, dst) = ("10.0.0.1:50000".parse().unwrap(), "10.0.0.2".parse().unwrap());
+    let mut large = vec![0; 60_000];
+    large[..16].copy_from_slice(&packet(there.lane(), 0));
+    let mut handed_in = 0;
+    let status = loop {
+        handed_in += u64::from(here.relay_send(src, dst, &large).unwrap());
+        let status = client.status().unwrap();
+        if status.counters.drop_full > 0 {
+            break wait_for(&client, |status| status.counters.relay_in == handed_in);
+        }
+        assert!(handed_in < 10_000, "{status:?}");
+    };
+    let counters = status.counters;
+    assert_eq!(counters.relay_out + counters.drop_full, handed_in);
+    let mut buffer = Vec::new();
+    for _ in 0..counters.relay_out {
+        assert_eq!(there.relay_recv(&mut buffer).unwrap().unwrap().bytes, large);
+    }
+    assert_eq!(there.relay_recv(&mut buffer).unwrap(), None);
+}
+
+#[test]
+fn strays_are_counted_with_a_reason() {
+    let (_service, options) = host();
+    let client = connect(&options);
+    let lease = client.lease_lane().unwrap();
+    let unleased = if lease.lane() == 1 { 2 } else { 1 };
+    for (from, to) in [("127.0.0.1", "127.0.0.1"), ("::1", "::1")] {
+        let sender = UdpSocket::bind((from, 0)).unwrap();
+        sender.send_to(&packet(unleased, 0), (to, options.port)).unwrap();
+        sender.send_to(&packet(0, 0), (to, options.port)).unwrap();
+        sender.send_to(&[1, 2, 3], (to, options.port)).unwrap();
+    }
+    let status = wait_for(&client, |status| status.counters.strays == 6);
+    let expected = Counters { strays: 6, drop_no_lane: 4, drop_short: 2, ..Counters::default() };
+    assert_eq!(status.counters, expected);
+}
+
+#[test]
+fn an_idle_service_ends_and_a_used_one_does_not() {
+    let options = ServerOptions { idle: Some(Duration::from_millis(50)), ..server_options() };
+    let service = Service::bind(options.clone()).unwrap();
+    let thread = std::thread::spawn(move || service.run());
+    let client = StartOptions { name: options.name.clone(), ..StartOptions::default() };
+    let lease = Client::connect(&client).unwrap().lease_lane().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!thread.is_finished());
+    lease.release().unwrap();
+    thread.join().unwrap().unwrap();
+    let error = Client::connect(&client).unwrap_err();
+    assert_eq!(error.errno(), libc::ECONNREFUSED);
+}
+
+#[test]
+fn the_name_is_bound_once() {
+    let options = server_options();
+    let _first = Service::bind(options.clone()).unwrap();
+    let error = Service::bind(options).unwrap_err();
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+}
+
+#[test]
+fn clients_learn_that_the_service_has_ended() {
+    let (service, options) = host();
+    let client = connect(&options);
+    let lease = client.lease_lane().unwrap();
+    drop(service);
+    assert_eq!(client.lease_lane().unwrap_err().errno(), libc::ECONNRESET);
+    let (src, dst) = ("10.0.0.1:50000".parse().unwrap(), "10.0.0.2".parse().unwrap());
+    lease.relay_send(src, dst, &packet(1, 0)).unwrap_err();
+    lease.relay_recv(&mut Vec::new()).unwrap_err();
+}
+
+#[test]
+fn many_clients_are_listed_page_by_page() {
+    let (_service, options) = host();
+    let clients: Vec<Client> = (0..150).map(|_| connect(&options)).collect();
+    let status = clients[7].status().unwrap();
+    assert_eq!(status.clients.len(), 150);
+}
+
+/// A connection that says what it likes.
+struct Raw(OwnedFd);
+
+impl Raw {
+    fn new(options: &StartOptions) -> Raw {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(options.name.as_bytes()).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        Raw(socket)
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        // The service may have closed the connection already.
+        let _ = rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL);
+    }
+
+    fn recv(&self) -> String {
+        let mut buffer = vec![0; 65_536];
+        match rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::empty()) {
+            Ok((len, _)) => String::from_utf8(buffer[..len].to_vec()).unwrap(),
+            Err(_) => String::new(),
+        }
+    }
+}
+
+#[test]
+fn wrong_requests_are_answered_with_what_is_wrong() {
+    let (_service, options) = host();
+    let ask = |messages: &[&str]| {
+        let raw = Raw::new(&options);
+        let answer = |message: &&str| {
+            raw.send(message.as_bytes());
+            raw.recv()
+        };
+        messages.iter().map(answer).fold(String::new(), |_, last| last)
+    };
+    let hello = r#"{"id":1,"body":{"Hello":{"version":1,"pid":1,"program":"\u001b[31mred"}}}"#;
+    assert!(ask(&[hello]).contains("Welcome"));
+    assert!(ask(&[r#"{"id":9,"body":"LeaseLane"}"#]).contains("not Hello"));
+    assert!(ask(&[hello, hello]).contains("a second Hello"));
+    assert!(ask(&[&hello.replace(":1,\"pid", ":7,\"pid")]).contains("protocol version 1, this program 7"));
+    assert!(ask(&["GET / HTTP/1.1\r\n"]).contains("not a request"));
+    assert!(ask(&[&" ".repeat(5000)]).contains("longer than 4096 bytes"));
+    assert!(ask(&[hello, r#"{"id":2,"body":{"ReleaseLane":{"lane":5}}}"#]).contains("lane 5 is not leased to this"));
+    assert!(ask(&[hello, r#"{"id":2,"body":{"Status":{"from":0}}}"#]).contains("?[31mred"), "no escapes get through");
+    assert!(ask(&[hello, r#"{"id":2,"body":{"Status":{"from":18446744073709551615}}}"#]).contains("\"clients\":[]"));
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_dropped() {
+    let (_service, options) = host();
+    let client = connect(&options);
+    let raw = Raw::new(&options);
+    raw.send(br#"{"id":1,"body":{"Hello":{"version":1,"pid":1,"program":"deaf"}}}"#);
+    let request = br#"{"id":2,"body":{"Status":{"from":0}}}"#;
+    let ended = (0..1_000_000).any(|_| rustix::net::send(&raw.0, request, SendFlags::NOSIGNAL).is_err());
+    assert!(ended);
+    wait_for(&client, |status| status.clients.len() == 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn nothing_that_is_sent_to_the_service_harms_it(
+        connections in proptest::collection::vec(proptest::collection::vec(message(), 0..12), 0..24)
+    ) {
+        let (_service, options) = host();
+        let client = connect(&options);
+        let lease = client.lease_lane().unwrap();
+        let raws: Vec<Raw> = connections
+            .iter()
+            .map(|messages| {
+                let raw = Raw::new(&options);
+                messages.iter().for_each(|bytes| raw.send(bytes));
+                raw
+            })
+            .collect();
+        let status = client.status().unwrap();
+        prop_assert!(status.clients.iter().any(|client| client.lanes == [lease.lane()]));
+        drop(raws);
+        wait_for(&client, |status| status.clients.len() == 1 && status.lingering == 0);
+        lease.release().unwrap();
+    }
+
+    #[test]
+    fn nothing_that_is_put_into_a_relay_harms_the_service(
+        messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..120), 0..40)
+    ) {
+        let (_service, options) = host();
+        let client = connect(&options);
+        let lease = client.lease_lane().unwrap();
+        for message in &messages {
+            // An empty message looks like the end of the connection, and must not be taken for it.
+            let _ = rustix::net::send(lease.relay_fd(), message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+        let (src, dst) = ("10.0.0.1:50000".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let before = client.status().unwrap().counters;
+        while !lease.relay_send(src, dst, &packet(lease.lane(), 1)).unwrap() {}
+        wait_for(&client, |status| status.counters.drop_loop > before.drop_loop);
+        lease.release().unwrap();
+    }
+}
+
+/// Requests as they should be, as they nearly are, and noise.
+fn message() -> impl Strategy<Value = Vec<u8>> {
+    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":1,"pid":1,"program":"p"}}}"#.to_vec());
+    let lease = Just(br#"{"id":2,"body":"LeaseLane"}"#.to_vec());
+    let release =
+        any::<u16>().prop_map(|lane| format!(r#"{{"id":3,"body":{{"ReleaseLane":{{"lane":{lane}}}}}}}"#).into());
+    let status = any::<u64>().prop_map(|from| format!(r#"{{"id":4,"body":{{"Status":{{"from":{from}}}}}}}"#).into());
+    let well_formed = prop_oneof![hello.clone(), hello, lease, release, status];
+    let damaged = (well_formed.clone(), any::<usize>(), any::<u8>()).prop_map(|(mut bytes, at, value)| {
+        let at = at % bytes.len();
+        bytes[at] = value;
+        bytes
+    });
+    let noise = proptest::collection::vec(any::<u8>(), 1..6000);
+    prop_oneof![4 => well_formed, 1 => damaged, 1 => noise]
+}
