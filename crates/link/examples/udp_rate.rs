@@ -1,10 +1,9 @@
 //! Throughput of the UDP link over loopback, each train sent, received, checked and stored.
 //!
-//! `cargo run --release -p ferroce-link --example udp_rate -- [mtu=4096] [train bytes=61440] [seconds=3] [gather|copy]`
+//! `cargo run --release -p ferroce-link --example udp_rate -- [mtu=4096] [train bytes=61440] [seconds=3]`
 //!
-//! First on one thread, sending and receiving in turns: the fastest tenth of the
-//! times tells what each side costs, also on a busy machine. Then on two
-//! threads, with a window of bytes in flight that stands for the transport's flow control.
+//! First on one thread, sending and receiving in turns: the fastest tenth of the times tells what each side costs, also on a busy
+//! machine. Then on two threads, with a window of bytes in flight that stands for the transport's flow control.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,11 +18,10 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let mut number = |default: u32| args.next().map_or(default, |text| text.parse().expect("a number"));
     let (mtu, len, seconds) = (number(4096), number(61_440), number(3));
-    let copy = args.next().is_some_and(|text| text == "copy");
     println!("{}", Capabilities::probe());
     let time = Duration::from_secs(seconds.into());
-    let load = Load { mtu, len, copy };
-    println!("mtu {mtu}, trains of {len} bytes, {}", if copy { "copied" } else { "gathered" });
+    let load = Load { mtu, len };
+    println!("mtu {mtu}, trains of {len} bytes");
     in_turns(&load, time);
     on_two_threads(&load, time);
 }
@@ -31,7 +29,6 @@ fn main() {
 struct Load {
     mtu: u32,
     len: u32,
-    copy: bool,
 }
 
 impl Load {
@@ -181,7 +178,7 @@ fn on_two_threads(load: &Load, time: Duration) {
 }
 
 fn train(psn: Psn, load: &Load, span: Span) -> Train {
-    let Load { mtu, len, copy } = *load;
+    let Load { mtu, len } = *load;
     let packets = len.div_ceil(mtu).max(1);
     let (first, last) = if packets == 1 {
         (Opcode::RC_SEND_ONLY, None)
@@ -195,7 +192,7 @@ fn train(psn: Psn, load: &Load, span: Span) -> Train {
         packets,
         mtu,
         len,
-        payload: if copy { Payload::Copy(span) } else { Payload::Gather([span].into_iter().collect()) },
+        payload: Payload::Gather([span].into_iter().collect()),
         path: None,
         from: Side::Requester,
     }

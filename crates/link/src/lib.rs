@@ -1,5 +1,5 @@
-//! Links carry the packets of trains to the lane of a peer and bring packets back. [`UdpLink`] does so over UDP sockets with GSO
-//! and GRO.
+//! Links carry the packets of trains to the lane of a peer and bring packets back: [`UdpLink`] over UDP sockets with GSO and GRO,
+//! and the middlewares [`FaultLink`] (seeded loss, duplication, reordering, delay, corruption) and [`PcapLink`] (capture).
 //!
 //! A link owns what is below the BTH: sockets, IP and UDP facts, the ICRC, the cut of a train into datagrams. It knows nothing
 //! of queue pairs, PSN order or completions. `unsafe` lives only in `udp/sys.rs`, the system calls.
@@ -13,9 +13,13 @@ use std::os::fd::RawFd;
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader};
 
+pub mod fault;
+pub mod pcap;
 mod stats;
 pub mod udp;
 
+pub use fault::{FaultConfig, FaultLink};
+pub use pcap::PcapLink;
 pub use stats::LinkStats;
 pub use udp::{UdpLink, UdpOptions};
 

@@ -46,6 +46,9 @@ pub(super) struct Limits {
     pub(super) bytes: usize,
 }
 
+/// Looks at a packet that was queued; first its Identification.
+pub(super) type Inspect<'a> = dyn FnMut(u16, &mut [u8]) + 'a;
+
 /// What one socket has queued.
 pub(super) struct Queue {
     /// The ICRC up to the BTH for this socket's addresses.
@@ -101,7 +104,7 @@ impl Queue {
         cookie: u64,
         train: &Train,
         arena: &mut Arena,
-        mut inspect: Option<&mut dyn FnMut(u16, &mut [u8])>,
+        mut inspect: Option<&mut Inspect<'_>>,
     ) -> Result<(), SendError> {
         let (len, mtu, packets) = (train.len as usize, train.mtu as usize, train.packets as usize);
         assert!(

@@ -1,8 +1,8 @@
 //! Trains as the transport makes them, and a pair of links over loopback to send them through.
-#![allow(dead_code)] // every test file uses its own part
+#![allow(dead_code, unreachable_pub)] // every test file uses its own part
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_link::{Link, LinkStats, UdpLink, UdpOptions};

@@ -1,0 +1,226 @@
+//! A middleware that writes what a link sends and receives to a capture file.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use ferroce_transport::{PathAddr, Train};
+use ferroce_wire::{Headers, NetHeader, UDP_PORT};
+
+use crate::{Corrupt, Frame, Link, LinkStats, SendError, Tap, WireHooks};
+
+/// Magic of a classic capture file with nanoseconds, in the byte order of the host that wrote it.
+const MAGIC: u32 = 0xa1b2_3c4d;
+const LINKTYPE_ETHERNET: u32 = 1;
+/// Longest frame: Ethernet, IPv6 and UDP headers and the longest datagram.
+const SNAPLEN: u32 = 14 + 40 + 65_535;
+const BUFFER: usize = 256 << 10;
+
+/// A link that writes all its packets, good and bad, to a file in the classic pcap format.
+///
+/// A socket hands over UDP payload only; the Ethernet, IP and UDP headers in front are made up from what is known, so that the ICRC
+/// in the file verifies. Ethernet addresses carry the last four bytes of the IP address. Packets appear one by one, also if
+/// they travelled as a batch, with the destination port 4791, which the ICRC takes them to have.
+///
+/// Bytes are written when the buffer of a quarter MiB is full, when nothing is left to receive, and at the end. If writing fails, the
+/// capture ends there (a warning is logged) and traffic goes on.
+pub struct PcapLink<L> {
+    link: L,
+    writer: Arc<Mutex<Writer>>,
+}
+
+impl<L: Link + WireHooks> PcapLink<L> {
+    /// Captures to a new file.
+    ///
+    /// # Errors
+    /// The file cannot be made or written.
+    pub fn create(link: L, path: impl AsRef<Path>) -> io::Result<PcapLink<L>> {
+        PcapLink::new(link, File::create(path)?)
+    }
+
+    /// Captures to anything that takes bytes.
+    ///
+    /// # Errors
+    /// The file header cannot be written.
+    pub fn new(mut link: L, out: impl Write + Send + 'static) -> io::Result<PcapLink<L>> {
+        let writer = Arc::new(Mutex::new(Writer::new(Box::new(out))?));
+        let tap = Arc::clone(&writer);
+        link.set_tap(Box::new(move |frame| lock(&tap).frame(frame)));
+        Ok(PcapLink { link, writer })
+    }
+}
+
+/// A panic while writing leaves at worst half a record.
+fn lock(writer: &Mutex<Writer>) -> std::sync::MutexGuard<'_, Writer> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<L: Link> Link for PcapLink<L> {
+    fn send(&mut self, cookie: u64, src_qpn: u32, path: &PathAddr, train: &Train) -> Result<(), SendError> {
+        self.link.send(cookie, src_qpn, path, train)
+    }
+
+    fn flush(&mut self, failed: &mut dyn FnMut(u64, SendError)) {
+        self.link.flush(failed);
+    }
+
+    fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
+        let read = self.link.recv(budget, sink);
+        if read == 0 {
+            lock(&self.writer).flush();
+        }
+        read
+    }
+
+    fn rx_fds(&self) -> Vec<RawFd> {
+        self.link.rx_fds()
+    }
+
+    fn stats(&self) -> LinkStats {
+        self.link.stats()
+    }
+
+    fn next_due(&self) -> Option<u64> {
+        self.link.next_due()
+    }
+}
+
+impl<L: WireHooks> WireHooks for PcapLink<L> {
+    /// `tap` sees the packets beside the capture.
+    fn set_tap(&mut self, tap: Tap) {
+        lock(&self.writer).next = Some(tap);
+    }
+
+    fn set_corrupt(&mut self, corrupt: Corrupt) {
+        self.link.set_corrupt(corrupt);
+    }
+}
+
+impl<L> Drop for PcapLink<L> {
+    fn drop(&mut self) {
+        lock(&self.writer).flush();
+    }
+}
+
+struct Writer {
+    /// `None` after a failure.
+    out: Option<BufWriter<Box<dyn Write + Send>>>,
+    record: Vec<u8>,
+    next: Option<Tap>,
+}
+
+impl Writer {
+    fn new(out: Box<dyn Write + Send>) -> io::Result<Writer> {
+        let mut out = BufWriter::with_capacity(BUFFER, out);
+        out.write_all(&MAGIC.to_ne_bytes())?;
+        for version in [2u16, 4] {
+            out.write_all(&version.to_ne_bytes())?;
+        }
+        // Time zone and accuracy are always 0.
+        for field in [0, 0, SNAPLEN, LINKTYPE_ETHERNET] {
+            out.write_all(&field.to_ne_bytes())?;
+        }
+        Ok(Writer { out: Some(out), record: Vec::new(), next: None })
+    }
+
+    fn frame(&mut self, frame: &Frame<'_>) {
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        self.record.clear();
+        put_record(&mut self.record, time, frame);
+        self.write(|out, record| out.write_all(record));
+        if let Some(next) = &mut self.next {
+            next(frame);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.write(|out, _| if out.buffer().is_empty() { Ok(()) } else { out.flush() });
+    }
+
+    fn write(&mut self, write: impl FnOnce(&mut BufWriter<Box<dyn Write + Send>>, &[u8]) -> io::Result<()>) {
+        if let Some(out) = &mut self.out
+            && let Err(error) = write(out, &self.record)
+        {
+            log::warn!("the packet capture ends here: {error}");
+            self.out = None;
+        }
+    }
+}
+
+/// One record: header of the record, Ethernet, IP, UDP, the packet.
+fn put_record(out: &mut Vec<u8>, time: Duration, frame: &Frame<'_>) {
+    let Frame { net, bytes, .. } = frame;
+    let udp_len = bytes.len() + 8;
+    let ip_header = if net.dst.is_ipv4() { 20 } else { 40 };
+    let len = (14 + ip_header + udp_len) as u32;
+    for field in [time.as_secs() as u32, time.subsec_nanos(), len, len] {
+        out.extend(field.to_ne_bytes());
+    }
+    out.extend(mac(net.dst));
+    out.extend(mac(net.src));
+    let pseudo_header = match (net.src, net.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            out.extend(0x0800u16.to_be_bytes());
+            let start = out.len();
+            out.extend([0x45, net.tclass]);
+            out.extend(((20 + udp_len) as u16).to_be_bytes());
+            out.extend(frame.identification.to_be_bytes());
+            out.extend([0x40, 0, net.hop_limit, 17, 0, 0]);
+            out.extend(src.octets());
+            out.extend(dst.octets());
+            let checksum = !fold(sum(0, &out[start..]));
+            out[start + 10..start + 12].copy_from_slice(&checksum.to_be_bytes());
+            sum(sum(0, &src.octets()), &dst.octets())
+        }
+        (src, dst) => {
+            let (src, dst) = (v6(src), v6(dst));
+            out.extend(0x86ddu16.to_be_bytes());
+            out.extend((6 << 28 | u32::from(net.tclass) << 20).to_be_bytes());
+            out.extend((udp_len as u16).to_be_bytes());
+            out.extend([17, net.hop_limit]);
+            out.extend(src);
+            out.extend(dst);
+            sum(sum(0, &src), &dst)
+        }
+    };
+    let start = out.len();
+    for field in [net.src_port, UDP_PORT, udp_len as u16, 0] {
+        out.extend(field.to_be_bytes());
+    }
+    out.extend(*bytes);
+    let checksum = !fold(sum(pseudo_header + 17 + udp_len as u64, &out[start..]));
+    // 0 stands for "no checksum", so that a sum of 0 is sent as its other form.
+    let checksum = if checksum == 0 { 0xffff } else { checksum };
+    out[start + 6..start + 8].copy_from_slice(&checksum.to_be_bytes());
+}
+
+fn v6(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// A locally administered address that ends in the IP address.
+fn mac(ip: IpAddr) -> [u8; 6] {
+    let [.., a, b, c, d] = v6(ip);
+    [2, 0, a, b, c, d]
+}
+
+/// The Internet checksum's sum (RFC 1071), not folded yet.
+fn sum(start: u64, bytes: &[u8]) -> u64 {
+    bytes
+        .chunks(2)
+        .fold(start, |sum, pair| sum + u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)])))
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
