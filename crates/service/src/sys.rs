@@ -254,16 +254,20 @@ extern "C" fn outer_child(argument: *mut c_void) -> c_int {
     }
 }
 
+/// Signals are numbered from 1 to this.
+const SIGNALS: c_int = 64;
+
 /// The second child: puts everything in order and becomes the program.
 extern "C" fn inner_child(argument: *mut c_void) -> c_int {
     let plan: *mut ChildPlan = argument.cast();
     // SAFETY: as for outer_child, which is suspended meanwhile; only async-signal-safe calls. The descriptor table and
     // the signal actions are this process's own copies (neither CLONE_FILES nor CLONE_SIGHAND).
     unsafe {
-        let mut default: libc::sigaction = mem::zeroed();
-        default.sa_sigaction = libc::SIG_DFL;
-        for signal in 1..=64 {
-            libc::sigaction(signal, &raw const default, ptr::null_mut());
+        // The kernel's struct sigaction, all zero: SIG_DFL. (The C library's call refuses its own signals, which the
+        // program may have been started with ignored.)
+        let default = [0u64; 4];
+        for signal in 1..=SIGNALS {
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), ptr::null_mut::<c_void>(), 8usize);
         }
         libc::dup2((*plan).null, 0);
         libc::dup2((*plan).stdout, 1);

@@ -1,0 +1,522 @@
+//! `ferroced` and its clients as processes of their own. A harness of its own: the helper processes are this program
+//! with a role, and must have one thread only to fork.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use ferroce_service::client::{Client, StartOptions};
+use ferroce_service::devices::{self, ListOptions};
+use ferroce_service::protocol::Status;
+
+type Test = fn(&Scene);
+
+const TESTS: [(&str, Test); 11] = [
+    ("programs_that_start_at_once_share_one_service", programs_that_start_at_once_share_one_service),
+    (
+        "the_service_is_detached_from_the_program_that_starts_it",
+        the_service_is_detached_from_the_program_that_starts_it,
+    ),
+    ("kill_frees_the_lanes_of_a_program", kill_frees_the_lanes_of_a_program),
+    ("a_forked_child_does_not_keep_the_lanes_of_the_dead", a_forked_child_does_not_keep_the_lanes_of_the_dead),
+    ("a_forked_child_does_not_disturb_its_parent", a_forked_child_does_not_disturb_its_parent),
+    ("two_thousand_rounds_leave_nothing_behind", two_thousand_rounds_leave_nothing_behind),
+    ("a_killed_service_is_replaced_when_its_lanes_are_gone", a_killed_service_is_replaced_when_its_lanes_are_gone),
+    ("an_idle_service_ends_and_is_started_again", an_idle_service_ends_and_is_started_again),
+    ("what_cannot_be_started_is_explained", what_cannot_be_started_is_explained),
+    ("other_users_are_refused_with_a_remedy", other_users_are_refused_with_a_remedy),
+    ("a_namespace_of_its_own_has_its_own_port", a_namespace_of_its_own_has_its_own_port),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("role") => {
+            role(&arguments[1..]);
+            ExitCode::SUCCESS
+        }
+        Some("--list") => {
+            TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+            ExitCode::SUCCESS
+        }
+        _ => run_tests(arguments.iter().find(|argument| !argument.starts_with('-'))),
+    }
+}
+
+fn run_tests(filter: Option<&String>) -> ExitCode {
+    let mut failed = 0;
+    for (number, (name, test)) in (0u16..).zip(TESTS) {
+        if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
+            continue;
+        }
+        let scene = Scene::new(number);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&scene)));
+        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
+        failed += u8::from(outcome.is_err());
+    }
+    ExitCode::from(failed)
+}
+
+/// A name and a port for one test. Its end is the end of the service.
+struct Scene {
+    options: StartOptions,
+}
+
+impl Scene {
+    fn new(number: u16) -> Scene {
+        let port = 2_000 + (std::process::id() % 100) as u16 * 20 + number;
+        Scene {
+            options: StartOptions {
+                name: format!("ferroce-test-{port}"),
+                port,
+                candidates: vec![PathBuf::from(env!("CARGO_BIN_EXE_ferroced"))],
+                program: "observer".into(),
+                // A busy machine is not a fault.
+                patience: Duration::from_secs(60),
+            },
+        }
+    }
+
+    fn connect_or_start(&self) -> Client {
+        Client::connect_or_start(&self.options).unwrap()
+    }
+
+    fn helper(&self, role: &str) -> Helper {
+        Helper::spawn(self.helper_command(role))
+    }
+
+    fn helper_command(&self, role: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["role", role, &self.options.name, &self.options.port.to_string()]);
+        command.arg(&self.options.candidates[0]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // Nobody listens: it has ended already.
+        if let Ok(status) = Client::connect(&self.options).and_then(|client| client.status()) {
+            kill(status.pid);
+        }
+    }
+}
+
+/// A process with a role. It says lines, does its work, and ends with its standard input.
+struct Helper {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    fn spawn(mut command: Command) -> Helper {
+        let mut child = command.spawn().unwrap();
+        let says = BufReader::new(child.stdout.take().unwrap());
+        Helper { child, says }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.says.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.says.read_to_string(&mut rest).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {rest}");
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    eventually("the killed process is gone", || fs::read_link(format!("/proc/{}/cwd", pid.as_raw_nonzero())).is_err());
+}
+
+/// Waits for something that must happen; the limit is there to end a test that fails.
+fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while !happened() {
+        assert!(Instant::now() < give_up, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wait_for(client: &Client, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+    let mut last = Status::default();
+    eventually(what, || {
+        last = client.status().unwrap();
+        wanted(&last)
+    });
+    last
+}
+
+fn lanes(status: &Status) -> usize {
+    status.clients.iter().map(|client| client.lanes.len()).sum()
+}
+
+// The helpers' roles.
+
+fn role(arguments: &[String]) {
+    let [role, name, port, service] = arguments else { panic!("role NAME PORT SERVICE, not {arguments:?}") };
+    let options = StartOptions {
+        name: name.clone(),
+        port: port.parse().unwrap(),
+        candidates: vec![service.into()],
+        program: role.clone(),
+        patience: Duration::from_secs(60),
+    };
+    match role.as_str() {
+        "hold" => role_hold(&options),
+        "hold-in-child" => role_hold_in_child(&options),
+        "fork" => role_fork(&options),
+        "start" => role_start(&options),
+        "refused" => role_refused(&options),
+        "namespace" => role_namespace(),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn say(line: impl std::fmt::Display) {
+    println!("{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn wait_for_end_of_input() {
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// Leases three lanes, says the service's pid, and holds them.
+fn role_hold(options: &StartOptions) {
+    let client = Client::connect_or_start(options).unwrap();
+    let leases: Vec<_> = (0..3).map(|_| client.lease_lane().unwrap()).collect();
+    say(client.status().unwrap().pid);
+    wait_for_end_of_input();
+    drop(leases);
+}
+
+/// Leases a lane; a child that outlives this process has copies of all descriptors.
+fn role_hold_in_child(options: &StartOptions) {
+    let client = Client::connect_or_start(options).unwrap();
+    let lease = client.lease_lane().unwrap();
+    // SAFETY: this process has one thread; the child only sleeps.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            std::thread::sleep(Duration::from_secs(1000));
+        }
+    }
+    say(child);
+    wait_for_end_of_input();
+    drop(lease);
+}
+
+/// What a forked child does with the client's objects leaves the parent's as they are.
+fn role_fork(options: &StartOptions) {
+    let client = Client::connect_or_start(options).unwrap();
+    let lease = client.lease_lane().unwrap();
+    // SAFETY: this process has one thread.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let stale = libc::ESTALE;
+        let (src, dst) = ("10.0.0.1:1".parse().unwrap(), "10.0.0.1".parse().unwrap());
+        let fails = client.is_stale()
+            && client.lease_lane().unwrap_err().errno() == stale
+            && client.status().unwrap_err().errno() == stale
+            && lease.relay_send(src, dst, &[0; 16]).unwrap_err().raw_os_error() == Some(stale)
+            && lease.relay_recv(&mut Vec::new()).unwrap_err().raw_os_error() == Some(stale)
+            && lease.release().unwrap_err().errno() == stale;
+        drop(client);
+        // It can have a connection of its own.
+        let works = Client::connect(options).unwrap().lease_lane().is_ok();
+        // SAFETY: ends the child without running what the parent registered for its own end.
+        unsafe { libc::_exit(if fails && works { 0 } else { 1 }) }
+    }
+    let pid = rustix::process::Pid::from_raw(child).unwrap();
+    let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap().unwrap();
+    assert_eq!(status.exit_status(), Some(0));
+    assert!(!client.is_stale());
+    let own = |status: &Status| status.clients.iter().any(|client| client.lanes == [lease.lane()]);
+    wait_for(&client, "the parent's lane, and nothing of the child", |status| own(status) && status.clients.len() == 1);
+    let second = client.lease_lane().unwrap();
+    lease.release().unwrap();
+    second.release().unwrap();
+}
+
+/// Starts the service with everything open and blocked that it must not inherit.
+fn role_start(options: &StartOptions) {
+    let inherited = fs::File::open("/etc/passwd").unwrap();
+    rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
+    // SAFETY: plain signal calls on local sets, in a process with one thread.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+        libc::signal(libc::SIGHUP, libc::SIG_IGN);
+        let client = Client::connect_or_start(options).unwrap();
+        let mut pending: libc::sigset_t = std::mem::zeroed();
+        libc::sigpending(&raw mut pending);
+        assert_eq!(libc::sigismember(&raw const pending, libc::SIGCHLD), 0, "the program got a SIGCHLD");
+        assert_eq!(libc::waitpid(-1, std::ptr::null_mut(), libc::__WALL), -1, "the program has a child");
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ECHILD));
+        say(client.status().unwrap().pid);
+    }
+}
+
+fn role_refused(options: &StartOptions) {
+    let answer = Client::connect(options).and_then(|client| client.lease_lane());
+    say(answer.map_or_else(|error| format!("{} {error}", error.errno()), |_| "leased".into()));
+}
+
+/// In a new namespace: nothing is there until loopback is up; then there is a device, and port 4791 is free.
+fn role_namespace() {
+    let error = devices::list(ListOptions::default()).unwrap_err();
+    assert_eq!(error.errno(), libc::ENODEV);
+    say(error);
+    let watch = devices::DeviceWatch::new().unwrap();
+    assert!(!watch.drain());
+    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    assert!(watch.drain());
+    let devices = devices::list(ListOptions::default()).unwrap();
+    assert_eq!(devices.len(), 1);
+    assert!(devices[0].loopback);
+    let service =
+        ferroce_service::server::Service::spawn_in_process(ferroce_service::server::ServerOptions::default()).unwrap();
+    Client::connect(&StartOptions::default()).unwrap().lease_lane().unwrap();
+    drop(service);
+    say("done");
+}
+
+// The tests.
+
+fn programs_that_start_at_once_share_one_service(scene: &Scene) {
+    let mut helpers: Vec<Helper> = (0..8).map(|_| scene.helper("hold")).collect();
+    let pids: Vec<String> = helpers.iter_mut().map(Helper::line).collect();
+    assert!(!pids[0].is_empty());
+    assert!(pids.iter().all(|pid| *pid == pids[0]), "{pids:?}");
+    let client = scene.connect_or_start();
+    let status = client.status().unwrap();
+    assert_eq!(status.pid.to_string(), pids[0]);
+    assert_eq!((status.clients.len(), lanes(&status)), (9, 24));
+    helpers.into_iter().for_each(Helper::end);
+    let status = wait_for(&client, "everything is returned", |status| lanes(status) == 0 && status.lingering == 0);
+    assert!(status.sockets <= 3, "{status:?}");
+}
+
+fn the_service_is_detached_from_the_program_that_starts_it(scene: &Scene) {
+    let mut command = scene.helper_command("start");
+    command.env("LD_BIND_NOW", "1").env("FERROCE_TEST_VARIABLE", "kept");
+    let mut helper = Helper::spawn(command);
+    let pid = helper.line();
+    // The output of the program ends with the program, although the service lives.
+    helper.end();
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    assert_eq!(fs::read_link(proc.join("cwd")).unwrap(), Path::new("/"));
+    let descriptors: Vec<PathBuf> =
+        fs::read_dir(proc.join("fd")).unwrap().map(|entry| fs::read_link(entry.unwrap().path()).unwrap()).collect();
+    assert_eq!(descriptors.iter().filter(|target| **target == Path::new("/dev/null")).count(), 3, "{descriptors:?}");
+    assert!(!descriptors.iter().any(|target| target == Path::new("/etc/passwd")), "{descriptors:?}");
+    assert!(!descriptors.iter().any(|target| target.to_string_lossy().starts_with("pipe:")), "{descriptors:?}");
+    let status = fs::read_to_string(proc.join("status")).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    assert_eq!(field("SigBlk:"), "0000000000000000");
+    // Rust programs ignore SIGPIPE, and nothing else.
+    assert_eq!(field("SigIgn:"), format!("{:016x}", 1u64 << (libc::SIGPIPE - 1)));
+    let stat = fs::read_to_string(proc.join("stat")).unwrap();
+    let session = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(3).unwrap().to_owned();
+    assert_ne!(session, pid, "a session leader could get a terminal");
+    let own = rustix::process::getsid(None).unwrap().as_raw_nonzero().to_string();
+    assert_ne!(session, own);
+    let environment = fs::read_to_string(proc.join("environ")).unwrap();
+    assert!(environment.contains("FERROCE_TEST_VARIABLE=kept"), "{environment}");
+    assert!(!environment.contains("LD_BIND_NOW"), "{environment}");
+}
+
+fn kill_frees_the_lanes_of_a_program(scene: &Scene) {
+    let client = scene.connect_or_start();
+    let mut helper = scene.helper("hold");
+    helper.line();
+    let status = client.status().unwrap();
+    assert_eq!((status.clients.len(), lanes(&status)), (2, 3));
+    helper.kill();
+    let status = wait_for(&client, "nothing of the dead", |status| {
+        status.clients.len() == 1 && lanes(status) == 0 && status.lingering == 0
+    });
+    assert!(status.sockets <= 3, "{status:?}");
+}
+
+fn a_forked_child_does_not_keep_the_lanes_of_the_dead(scene: &Scene) {
+    let client = scene.connect_or_start();
+    let mut helper = scene.helper("hold-in-child");
+    let child: u32 = helper.line().parse().unwrap();
+    assert_eq!(lanes(&client.status().unwrap()), 1);
+    helper.kill();
+    // Its child holds the connection, the relay and the socket: only the pidfd tells.
+    wait_for(&client, "the lane is free", |status| status.clients.len() == 1 && lanes(status) == 0);
+    assert_eq!(client.status().unwrap().lingering, 1);
+    let leases: Vec<_> = (0..4).map(|_| client.lease_lane().unwrap()).collect();
+    kill(child);
+    wait_for(&client, "the socket is closed", |status| status.lingering == 0);
+    drop(leases);
+    let status = wait_for(&client, "everything is returned", |status| lanes(status) == 0);
+    assert_eq!(status.lingering, 0);
+}
+
+fn a_forked_child_does_not_disturb_its_parent(scene: &Scene) {
+    scene.helper("fork").end();
+}
+
+fn two_thousand_rounds_leave_nothing_behind(scene: &Scene) {
+    let client = scene.connect_or_start();
+    let service = client.status().unwrap().pid;
+    let count = |pid: &str| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let kept = client.lease_lane().unwrap();
+    let settled = |status: &Status| lanes(status) == 1 && status.lingering == 0 && status.sockets <= 4;
+    client.lease_lane().unwrap().release().unwrap();
+    wait_for(&client, "settled", settled);
+    let before = (count(&service.to_string()), count("self"));
+    for round in 0..2000 {
+        let lease = client.lease_lane().unwrap();
+        if round % 2 == 0 {
+            lease.release().unwrap();
+        }
+    }
+    wait_for(&client, "settled", settled);
+    // One spare socket more or less is no leak.
+    assert!(count(&service.to_string()) <= before.0 + 1, "{before:?}");
+    assert_eq!(count("self"), before.1);
+    kept.release().unwrap();
+}
+
+fn a_killed_service_is_replaced_when_its_lanes_are_gone(scene: &Scene) {
+    let client = scene.connect_or_start();
+    let lease = client.lease_lane().unwrap();
+    let first = client.status().unwrap().pid;
+    kill(first);
+    assert_eq!(client.lease_lane().unwrap_err().errno(), libc::ECONNRESET);
+    let second = scene.connect_or_start();
+    assert_ne!(second.status().unwrap().pid, first);
+    // The lane that lives on has a socket at an index that the new service does not know.
+    let error = second.lease_lane().unwrap_err();
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+    assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
+    drop(lease);
+    second.lease_lane().unwrap();
+}
+
+fn an_idle_service_ends_and_is_started_again(scene: &Scene) {
+    let start = || {
+        let mut command = scene.helper_command("hold");
+        command.env("FERROCE_SERVICE_IDLE_S", "1");
+        let mut helper = Helper::spawn(command);
+        let pid = helper.line();
+        helper.end();
+        pid
+    };
+    let first = start();
+    eventually("it ends", || !Path::new(&format!("/proc/{first}/exe")).exists());
+    assert_ne!(start(), first);
+}
+
+fn what_cannot_be_started_is_explained(scene: &Scene) {
+    let not_a_program = std::env::temp_dir().join(format!("ferroce-test-{}", std::process::id()));
+    fs::write(&not_a_program, "not a program").unwrap();
+    fs::set_permissions(&not_a_program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let options = StartOptions { candidates: vec![not_a_program.clone()], ..scene.options.clone() };
+    let error = Client::connect_or_start(&options).unwrap_err();
+    fs::remove_file(&not_a_program).unwrap();
+    assert_eq!(error.errno(), libc::ENOEXEC, "{error}");
+    assert!(error.to_string().contains("could not be executed"), "{error}");
+
+    // Starts, fails, says why.
+    let options = StartOptions { candidates: vec!["/bin/ls".into()], ..scene.options.clone() };
+    let error = Client::connect_or_start(&options).unwrap_err();
+    assert!(error.to_string().contains("cannot start /bin/ls"), "{error}");
+}
+
+const NOBODY: u32 = 65_534;
+
+/// Needs root to be two users; without it, only the own user's case is there, which the other tests are.
+fn other_users_are_refused_with_a_remedy(scene: &Scene) {
+    if !rustix::process::geteuid().is_root() {
+        return println!("(not root: there is no other user to be)");
+    }
+    let reachable = Reachable::new(scene);
+    // Root's service, nobody's program.
+    let client = scene.connect_or_start();
+    let mut command = scene.helper_command("refused");
+    let program = reachable.copy(&std::env::current_exe().unwrap());
+    let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    command = Command::new(program);
+    command.args(arguments).uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut helper = Helper::spawn(command);
+    let answer = helper.line();
+    assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
+    assert!(answer.contains("belongs to uid 0, this program to uid 65534"), "{answer}");
+    helper.end();
+    kill(client.status().unwrap().pid);
+
+    // Nobody's service, root's program.
+    let service = reachable.copy(&scene.options.candidates[0]);
+    let mut nobodys = Command::new(service);
+    nobodys.args(["--ready", "--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
+    let mut nobodys = Helper::spawn({
+        nobodys.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+        nobodys
+    });
+    assert_eq!(nobodys.line(), "ready");
+    let error = Client::connect_or_start(&scene.options).unwrap_err();
+    assert_eq!(error.errno(), libc::EACCES);
+    assert!(error.to_string().contains("belongs to uid 65534, this program to uid 0"), "{error}");
+    nobodys.kill();
+}
+
+/// A directory that every user can enter.
+struct Reachable(PathBuf);
+
+impl Reachable {
+    fn new(scene: &Scene) -> Reachable {
+        let path = PathBuf::from(format!("/tmp/{}", scene.options.name));
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        Reachable(path)
+    }
+
+    fn copy(&self, program: &Path) -> PathBuf {
+        let copy = self.0.join(program.file_name().unwrap());
+        fs::copy(program, &copy).unwrap();
+        copy
+    }
+}
+
+impl Drop for Reachable {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn a_namespace_of_its_own_has_its_own_port(scene: &Scene) {
+    let available = Command::new("unshare").args(["-rn", "true"]).stderr(Stdio::null()).status();
+    if !available.is_ok_and(|status| status.success()) {
+        return println!("(this system lets no ordinary user make a network namespace)");
+    }
+    let helper = scene.helper_command("namespace");
+    let mut command = Command::new("unshare");
+    command.arg("-rn").arg(helper.get_program()).args(helper.get_args()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut helper = Helper::spawn(command);
+    assert!(helper.line().contains("ip link set lo up"));
+    assert_eq!(helper.line(), "done");
+    helper.end();
+}
