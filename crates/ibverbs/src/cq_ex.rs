@@ -1,0 +1,235 @@
+//! Extended completion queues: `ibv_start_poll` and the functions that read the completion it found.
+
+use std::ffi::c_uint;
+use std::ptr;
+
+use ferroce::Completion;
+use parking_lot::lock_api::RawMutex as _;
+
+use crate::abi::{
+    consts::cq_init, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info,
+};
+use crate::cq::{self, CqCreate, CqObject, NO_COMPLETION, imm_data};
+use crate::entry::{Plain, Pointer, Refusal, Status, Verb, Void, slot};
+
+/// The structure of any CQ; all functions are there, since inline code calls them unchecked.
+pub(crate) fn structure(cq: ibv_cq) -> ibv_cq_ex {
+    ibv_cq_ex {
+        cq,
+        comp_mask: 0,
+        status: 0,
+        wr_id: 0,
+        start_poll: Some(start_poll),
+        next_poll: Some(next_poll),
+        end_poll: Some(end_poll),
+        read_opcode: Some(read_opcode),
+        read_vendor_err: Some(read_vendor_err),
+        read_byte_len: Some(read_byte_len),
+        read_imm_data: Some(read_imm_data),
+        read_qp_num: Some(read_qp_num),
+        read_src_qp: Some(read_src_qp),
+        read_wc_flags: Some(read_wc_flags),
+        read_slid: Some(read_slid),
+        read_sl: Some(read_sl),
+        read_dlid_path_bits: Some(read_dlid_path_bits),
+        read_completion_ts: Some(read_completion_ts),
+        read_cvlan: Some(read_cvlan),
+        read_flow_tag: Some(read_flow_tag),
+        read_tm_info: Some(read_tm_info),
+        read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
+    }
+}
+
+/// The completion that `start_poll` or `next_poll` found.
+///
+/// # Safety
+///
+/// NULL or live, and the caller is the one that polls.
+unsafe fn current(cq: *mut ibv_cq_ex) -> Verb<Completion> {
+    // SAFETY: by the contract above; the extended structure starts with the plain one.
+    let object = unsafe { CqObject::of(cq.cast()) }?;
+    // SAFETY: written by the thread that polls, which is the one that reads (lock `polling`).
+    Ok(unsafe { object.current.as_ptr().read() })
+}
+
+/// Takes one completion and shows it. `ENOENT` if there is none.
+///
+/// # Safety
+///
+/// `cq` is the structure of `object`, and the caller holds `polling`.
+unsafe fn advance(object: &CqObject, cq: *mut ibv_cq_ex) -> Verb<()> {
+    let mut one = [NO_COMPLETION];
+    if object.cq.poll(&mut one)? == 0 {
+        return Err(Refusal::routine(libc::ENOENT, "the completion queue is empty"));
+    }
+    let [completion] = one;
+    // SAFETY: the holder of `polling` may write both; the program reads the plain fields between its calls.
+    unsafe {
+        (*cq).status = completion.status as u32;
+        (*cq).wr_id = completion.wr_id;
+        object.current.as_ptr().write(completion);
+    }
+    Ok(())
+}
+
+slot! {
+    /// `ibv_create_cq_ex(3)`.
+    fn create_cq_ex as "ibv_create_cq_ex" (
+        context: *mut ibv_context,
+        attr: *mut ibv_cq_init_attr_ex,
+    ) -> Pointer<ibv_cq_ex> {
+        if attr.is_null() {
+            return Err(Refusal::invalid("cq_attr is NULL"));
+        }
+        // SAFETY: not NULL, so it points to a structure of the caller. The last field is read only if `comp_mask` says that it is
+        // there, which no accepted mask does.
+        let attr = unsafe { attr.read() };
+        if attr.comp_mask & !cq_init::MASK_FLAGS != 0 {
+            return Err(Refusal::unsupported(format!("comp_mask {:#x}: parent domains are not implemented", attr.comp_mask)));
+        }
+        if attr.wc_flags & !cq_init::WC_STANDARD != 0 {
+            return Err(Refusal::unsupported(format!(
+                "wc_flags {:#x}: timestamps, VLAN, flow tags and tag matching are not available",
+                attr.wc_flags & !cq_init::WC_STANDARD
+            )));
+        }
+        if attr.comp_mask & cq_init::MASK_FLAGS != 0 && attr.flags & !cq_init::SINGLE_THREADED != 0 {
+            return Err(Refusal::unsupported("flags: only IBV_CREATE_CQ_ATTR_SINGLE_THREADED is known"));
+        }
+        let request = CqCreate {
+            cqe: attr.cqe,
+            cq_context: attr.cq_context,
+            channel: attr.channel,
+            comp_vector: attr.comp_vector,
+        };
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { cq::create(context, &request) }?.cast())
+    }
+
+    /// `ibv_start_poll`: on success the CQ is locked until `ibv_end_poll`.
+    fn start_poll as "ibv_start_poll" (cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> Status {
+        // SAFETY: by the contract of the verb; the extended structure starts with the plain one.
+        let object = unsafe { CqObject::of(cq.cast()) }?;
+        // SAFETY: a pointer that is not NULL points to a structure of the caller.
+        if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
+            return Err(Refusal::invalid("ibv_poll_cq_attr.comp_mask has unknown bits"));
+        }
+        object.polling.lock();
+        // SAFETY: `polling` is held.
+        let found = unsafe { advance(object, cq) };
+        if found.is_err() {
+            // SAFETY: locked above.
+            unsafe { object.polling.unlock() };
+        }
+        found
+    }
+
+    /// `ibv_next_poll`.
+    fn next_poll as "ibv_next_poll" (cq: *mut ibv_cq_ex) -> Status {
+        // SAFETY: by the contract of the verb.
+        let object = unsafe { CqObject::of(cq.cast()) }?;
+        if !object.polling.is_locked() {
+            return Err(Refusal::invalid("ibv_next_poll without ibv_start_poll"));
+        }
+        // SAFETY: `polling` is held by the caller since its ibv_start_poll.
+        unsafe { advance(object, cq) }
+    }
+
+    /// `ibv_end_poll`.
+    fn end_poll as "ibv_end_poll" (cq: *mut ibv_cq_ex) -> Void {
+        // SAFETY: by the contract of the verb.
+        let object = unsafe { CqObject::of(cq.cast()) }?;
+        if !object.polling.is_locked() {
+            return Err(Refusal::invalid("ibv_end_poll without ibv_start_poll"));
+        }
+        // SAFETY: locked by the caller's ibv_start_poll.
+        unsafe { object.polling.unlock() };
+        Ok(())
+    }
+
+    /// `ibv_wc_read_opcode`.
+    fn read_opcode as "ibv_wc_read_opcode" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb; so in the functions below.
+        Ok(unsafe { current(cq) }?.opcode as u32)
+    }
+
+    /// `ibv_wc_read_vendor_err`.
+    fn read_vendor_err as "ibv_wc_read_vendor_err" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { current(cq) }?.vendor_err)
+    }
+
+    /// `ibv_wc_read_byte_len`.
+    fn read_byte_len as "ibv_wc_read_byte_len" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { current(cq) }?.byte_len)
+    }
+
+    /// `ibv_wc_read_imm_data`, which also serves `ibv_wc_read_invalidated_rkey`.
+    fn read_imm_data as "ibv_wc_read_imm_data" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb.
+        Ok(imm_data(&unsafe { current(cq) }?))
+    }
+
+    /// `ibv_wc_read_qp_num`.
+    fn read_qp_num as "ibv_wc_read_qp_num" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { current(cq) }?.qp_num)
+    }
+
+    /// `ibv_wc_read_src_qp`.
+    fn read_src_qp as "ibv_wc_read_src_qp" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { current(cq) }?.src_qp)
+    }
+
+    /// `ibv_wc_read_wc_flags`.
+    fn read_wc_flags as "ibv_wc_read_wc_flags" (cq: *mut ibv_cq_ex) -> Plain<c_uint> {
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { current(cq) }?.flags.bits())
+    }
+
+    /// `ibv_wc_read_slid`: Ethernet has none.
+    fn read_slid as "ibv_wc_read_slid" (_cq: *mut ibv_cq_ex) -> Plain<u32> {
+        Ok(0)
+    }
+
+    /// `ibv_wc_read_sl`.
+    fn read_sl as "ibv_wc_read_sl" (_cq: *mut ibv_cq_ex) -> Plain<u8> {
+        Ok(0)
+    }
+
+    /// `ibv_wc_read_dlid_path_bits`: Ethernet has none.
+    fn read_dlid_path_bits as "ibv_wc_read_dlid_path_bits" (_cq: *mut ibv_cq_ex) -> Plain<u8> {
+        Ok(0)
+    }
+
+    /// `ibv_wc_read_completion_ts`: not granted at creation, so nobody may ask.
+    fn read_completion_ts as "ibv_wc_read_completion_ts" (_cq: *mut ibv_cq_ex) -> Plain<u64> {
+        Err(Refusal::unsupported("completion timestamps are not available"))
+    }
+
+    /// `ibv_wc_read_cvlan`: likewise.
+    fn read_cvlan as "ibv_wc_read_cvlan" (_cq: *mut ibv_cq_ex) -> Plain<u16> {
+        Err(Refusal::unsupported("VLAN tags need raw packet queue pairs"))
+    }
+
+    /// `ibv_wc_read_flow_tag`: likewise.
+    fn read_flow_tag as "ibv_wc_read_flow_tag" (_cq: *mut ibv_cq_ex) -> Plain<u32> {
+        Err(Refusal::unsupported("flow tags need raw packet queue pairs"))
+    }
+
+    /// `ibv_wc_read_tm_info`: likewise; the structure is cleared.
+    fn read_tm_info as "ibv_wc_read_tm_info" (_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) -> Void {
+        if !info.is_null() {
+            // SAFETY: not NULL, so it points to a structure of the caller.
+            unsafe { ptr::write(info, ibv_wc_tm_info { tag: 0, priv_: 0 }) };
+        }
+        Err(Refusal::unsupported("tag matching is not implemented"))
+    }
+
+    /// `ibv_wc_read_completion_wallclock_ns`: likewise.
+    fn read_completion_wallclock_ns as "ibv_wc_read_completion_wallclock_ns" (_cq: *mut ibv_cq_ex) -> Plain<u64> {
+        Err(Refusal::unsupported("completion timestamps are not available"))
+    }
+}

@@ -1,0 +1,98 @@
+//! Slots of the dispatch tables whose verbs Ferroce does not have: each refuses with `EOPNOTSUPP` and says so.
+//!
+//! An empty slot would give the program the same error, but nobody would learn which verb it was that the program wanted.
+
+use std::ffi::{c_int, c_void};
+
+use crate::abi::{Slot, ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_srq};
+use crate::entry::{Pointer, Refusal, Status, slot};
+
+/// A slot of a function that returns `int`, called with whatever arguments its verb has.
+pub(crate) const fn status(function: unsafe extern "C" fn() -> c_int) -> Slot {
+    // SAFETY: both are plain C function pointers. The caller passes arguments that the callee does not look at and, in the C calling
+    // conventions of x86-64 and AArch64, need not know of; it reads an `int` back, which the callee returns.
+    Some(unsafe { std::mem::transmute::<unsafe extern "C" fn() -> c_int, unsafe extern "C" fn()>(function) })
+}
+
+/// A slot of a function that returns a pointer.
+pub(crate) const fn pointer(function: unsafe extern "C" fn() -> *mut c_void) -> Slot {
+    // SAFETY: as in `status`.
+    Some(unsafe { std::mem::transmute::<unsafe extern "C" fn() -> *mut c_void, unsafe extern "C" fn()>(function) })
+}
+
+/// Refusing slots: the verb, and what it would need.
+macro_rules! refusing {
+    ($($name:ident as $verb:literal -> $convention:ty: $why:literal;)*) => {
+        $(
+            slot! {
+                fn $name as $verb () -> $convention {
+                    Err(Refusal::unsupported($why))
+                }
+            }
+        )*
+    };
+}
+
+refusing! {
+    dm_export_dmabuf_fd as "ibv_dm_export_dmabuf_fd" -> crate::entry::MinusOne: "device memory is not available";
+    dealloc_dmah as "ibv_dealloc_dmah" -> Status: "DMA handles need PCIe hardware";
+    alloc_dmah as "ibv_alloc_dmah" -> Pointer<c_void>: "DMA handles need PCIe hardware";
+    advise_mr as "ibv_advise_mr" -> Status: "advice about memory regions is not implemented";
+    alloc_null_mr as "ibv_alloc_null_mr" -> Pointer<c_void>: "null memory regions are not implemented";
+    read_counters as "ibv_read_counters" -> Status: "flow counters are not implemented";
+    attach_counters as "ibv_attach_counters_point_flow" -> Status: "flow counters are not implemented";
+    create_counters as "ibv_create_counters" -> Pointer<c_void>: "flow counters are not implemented";
+    destroy_counters as "ibv_destroy_counters" -> Status: "flow counters are not implemented";
+    reg_dm_mr as "ibv_reg_dm_mr" -> Pointer<c_void>: "device memory is not available";
+    alloc_dm as "ibv_alloc_dm" -> Pointer<c_void>: "device memory is not available";
+    free_dm as "ibv_free_dm" -> Status: "device memory is not available";
+    modify_flow_action_esp as "ibv_modify_flow_action_esp" -> Status: "IPsec offload needs hardware";
+    destroy_flow_action as "ibv_destroy_flow_action" -> Status: "flow actions need hardware";
+    create_flow_action_esp as "ibv_create_flow_action_esp" -> Pointer<c_void>: "IPsec offload needs hardware";
+    modify_qp_rate_limit as "ibv_modify_qp_rate_limit" -> Status: "rate limits are not implemented";
+    alloc_parent_domain as "ibv_alloc_parent_domain" -> Pointer<c_void>: "parent domains are not implemented";
+    dealloc_td as "ibv_dealloc_td" -> Status: "thread domains are not implemented";
+    alloc_td as "ibv_alloc_td" -> Pointer<c_void>: "thread domains are not implemented";
+    destroy_rwq_ind_table as "ibv_destroy_rwq_ind_table" -> Status: "RSS needs raw packet queue pairs";
+    create_rwq_ind_table as "ibv_create_rwq_ind_table" -> Pointer<c_void>: "RSS needs raw packet queue pairs";
+    destroy_wq as "ibv_destroy_wq" -> Status: "work queues need raw packet queue pairs";
+    modify_wq as "ibv_modify_wq" -> Status: "work queues need raw packet queue pairs";
+    create_wq as "ibv_create_wq" -> Pointer<c_void>: "work queues need raw packet queue pairs";
+    query_rt_values as "ibv_query_rt_values_ex" -> Status: "the device has no clock of its own";
+    destroy_flow as "ibv_destroy_flow" -> Status: "flow steering needs raw packet queue pairs";
+    create_flow as "ibv_create_flow" -> Pointer<c_void>: "flow steering needs raw packet queue pairs";
+    open_qp as "ibv_open_qp" -> Pointer<c_void>: "XRC is not implemented";
+    get_srq_num as "ibv_get_srq_num" -> Status: "only XRC shared receive queues have a number";
+    open_xrcd as "ibv_open_xrcd" -> Pointer<c_void>: "XRC is not implemented";
+    close_xrcd as "ibv_close_xrcd" -> Status: "XRC is not implemented";
+}
+
+slot! {
+    /// Memory windows.
+    fn alloc_mw as "ibv_alloc_mw" (_pd: *mut ibv_pd, _kind: u32) -> Pointer<ibv_mw> {
+        Err(Refusal::unsupported("memory windows are not implemented"))
+    }
+
+    /// Memory windows.
+    fn bind_mw as "ibv_bind_mw" (_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> Status {
+        Err(Refusal::unsupported("memory windows are not implemented"))
+    }
+
+    /// Memory windows.
+    fn dealloc_mw as "ibv_dealloc_mw" (_mw: *mut ibv_mw) -> Status {
+        Err(Refusal::unsupported("memory windows are not implemented"))
+    }
+
+    /// Tag matching: the first operation is the bad one.
+    fn post_srq_ops as "ibv_post_srq_ops" (
+        _srq: *mut ibv_srq,
+        op: *mut c_void,
+        bad_op: *mut *mut c_void,
+    ) -> Status {
+        if !bad_op.is_null() {
+            // SAFETY: not NULL, so it points to a pointer of the caller.
+            unsafe { *bad_op = op };
+        }
+        Err(Refusal::unsupported("tag matching is not implemented"))
+    }
+}
