@@ -1,0 +1,363 @@
+//! RC over a wire that loses, doubles and reorders.
+
+use ferroce_wire::{Bth, Headers, Opcode as O, Psn};
+
+use super::{answers, attempts, ends, sent_by};
+use crate::host::{Count, Drop};
+use crate::testing::{Fate, Pair, Setup, Who};
+use crate::timer::MS;
+use crate::verbs::{QpAttr, QpState, QpType, SendOp, WcStatus};
+
+const OK: WcStatus = WcStatus::Success;
+const ACK: u8 = 0x1f;
+const NAK: u8 = 0x60;
+
+/// Five SENDs of one packet each.
+fn five_sends(pair: &mut Pair) {
+    pair.b.post_recvs(100, 5, 0, 100);
+    for id in 0..5 {
+        pair.post(id, SendOp::Send, id as u32 * 10, 10);
+    }
+}
+
+fn five_arrived(pair: &Pair) {
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK), (2, OK), (3, OK), (4, OK)]);
+    assert_eq!(ends(&pair.b.host.received), [(100, OK), (101, OK), (102, OK), (103, OK), (104, OK)]);
+    for i in 0..5 {
+        assert_eq!(pair.b.bytes(i * 100, 10), pair.a.bytes(i * 10, 10));
+    }
+}
+
+#[test]
+fn a_lost_packet_draws_one_nak_and_go_back_n() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::A, &[2]);
+    five_sends(&mut pair);
+    pair.run();
+    five_arrived(&pair);
+    assert_eq!(answers(&pair, Who::B), [(ACK, 0x1001), (NAK, 0x1002), (ACK, 0x1004)]);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 3);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+    assert_eq!(pair.b.host.counted(Count::NakSequenceSent), 1);
+    assert_eq!(pair.b.host.dropped(Drop::Psn), 2);
+}
+
+#[test]
+fn a_lost_middle_of_a_message_resumes_where_it_broke() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::A, &[1]);
+    pair.post(1, pair.write_op(0), 500_000, 5000);
+    pair.run();
+    assert_eq!(pair.b.bytes(0, 5000), pair.a.bytes(500_000, 5000));
+    let again: Vec<_> = pair.sent_by(Who::A).split_off(5);
+    assert_eq!(
+        again,
+        [
+            (O::RC_WRITE_MIDDLE, 0x1001),
+            (O::RC_WRITE_MIDDLE, 0x1002),
+            (O::RC_WRITE_MIDDLE, 0x1003),
+            (O::RC_WRITE_LAST, 0x1004)
+        ]
+    );
+}
+
+#[test]
+fn a_lost_last_packet_takes_the_timer() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::A, &[2]);
+    pair.b.post_recvs(100, 1, 0, 4000);
+    pair.post(1, SendOp::Send, 0, 3000);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 1);
+    assert_eq!(pair.b.host.received.len(), 1);
+    assert!(pair.now < 20 * MS, "long before the verbs timeout of 67 ms");
+}
+
+#[test]
+fn a_lost_ack_delivers_once() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::B, &[0]);
+    pair.b.post_recvs(100, 2, 0, 100);
+    pair.post(1, SendOp::Send, 0, 10);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(pair.b.host.received.len(), 1);
+    assert_eq!(pair.b.host.counted(Count::DuplicateRequest), 1);
+}
+
+#[test]
+fn a_later_ack_completes_earlier_requests() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::B, &[0, 1, 2]);
+    pair.b.post_recvs(100, 4, 0, 100);
+    for id in 0..4 {
+        pair.post(id, SendOp::Send, 0, 10);
+        pair.run_for(1000);
+    }
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK), (2, OK), (3, OK)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+}
+
+#[test]
+fn a_lost_nak_takes_the_timer_for_there_is_only_one() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut lost = (false, false);
+    pair.rule(move |who, packet| {
+        let nak = packet.headers.aeth.is_some_and(|aeth| aeth.syndrome.is_nak());
+        let lose = match who {
+            Who::A => packet.headers.bth.psn.get() == 0x1001 && !std::mem::replace(&mut lost.0, true),
+            Who::B => nak && !std::mem::replace(&mut lost.1, true),
+        };
+        if lose { Fate::Drop } else { Fate::Deliver }
+    });
+    five_sends(&mut pair);
+    pair.run();
+    five_arrived(&pair);
+    assert_eq!(pair.b.host.counted(Count::NakSequenceSent), 1);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 1);
+}
+
+#[test]
+fn the_same_packet_lost_twice() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut times = 0;
+    pair.rule(move |who, packet| {
+        let hit = who == Who::A && packet.headers.bth.psn.get() == 0x1002;
+        times += u32::from(hit);
+        if hit && times <= 2 { Fate::Drop } else { Fate::Deliver }
+    });
+    five_sends(&mut pair);
+    pair.run();
+    five_arrived(&pair);
+}
+
+#[test]
+fn doubled_requests_are_executed_once() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.rule(|who, _| if who == Who::A { Fate::Duplicate } else { Fate::Deliver });
+    pair.b.host.memory.write(pair.b.region, 64, &0u64.to_ne_bytes());
+    five_sends(&mut pair);
+    pair.post(5, pair.add_op(64, 1), 8000, 8);
+    pair.post(6, pair.read_op(0), 9000, 2053);
+    pair.run();
+    assert_eq!(pair.a.host.sent.len(), 7);
+    assert_eq!(pair.b.host.received.len(), 5);
+    assert_eq!((pair.b.host.memory.atomics, pair.b.bytes(64, 8)), (1, &1u64.to_ne_bytes()[..]));
+    assert_eq!(pair.a.bytes(9000, 2053), pair.b.bytes(0, 2053));
+}
+
+#[test]
+fn doubled_answers_are_ghosts() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.rule(|who, _| if who == Who::B { Fate::Duplicate } else { Fate::Deliver });
+    five_sends(&mut pair);
+    pair.post(5, pair.read_op(0), 9000, 2053);
+    pair.post(6, pair.add_op(64, 1), 8000, 8);
+    pair.run();
+    assert_eq!(pair.a.host.sent.len(), 7);
+    assert_eq!(pair.a.host.dropped(Drop::GhostResponse), 5);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+}
+
+#[test]
+fn an_overtaken_packet_within_one_batch_draws_no_nak() {
+    // 20 us later than the rest: the NAK is out. At the same instant, but behind: it is not.
+    for (delay, naks) in [(20_000, 1), (0, 0)] {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.fate_nth(Who::A, &[1], Fate::Delay(delay));
+        five_sends(&mut pair);
+        pair.run();
+        five_arrived(&pair);
+        assert_eq!(pair.b.host.counted(Count::NakSequenceSent), naks);
+    }
+}
+
+#[test]
+fn a_late_ack_is_a_ghost() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.fate_nth(Who::B, &[0], Fate::Delay(20_000));
+    pair.b.post_recvs(100, 2, 0, 100);
+    pair.post(0, SendOp::Send, 0, 10);
+    pair.run_for(1000);
+    pair.post(1, SendOp::Send, 0, 10);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK)]);
+    assert_eq!(pair.a.host.dropped(Drop::GhostResponse), 1);
+}
+
+#[test]
+fn a_duplicate_is_acknowledged_with_the_newest_send_or_write_not_a_read() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.b.post_recvs(100, 2, 0, 100);
+    pair.post(0, SendOp::Send, 0, 10);
+    pair.post(1, pair.read_op(0), 5000, 2048);
+    pair.run();
+    pair.inject(Who::A, Headers::new(Bth::new(O::RC_SEND_ONLY, 0, Psn::new(0x1000))), &[0; 10]);
+    pair.run();
+    assert_eq!(answers(&pair, Who::B).last(), Some(&(ACK, 0x1000)));
+    assert_eq!(pair.b.host.received.len(), 1);
+    // From long ago, even from before the start.
+    pair.inject(Who::A, Headers::new(Bth::new(O::RC_SEND_MIDDLE, 0, Psn::new(0x80_1004))), &[0; 10]);
+    pair.run();
+    assert_eq!(answers(&pair, Who::B).last(), Some(&(ACK, 0x1000)));
+}
+
+#[test]
+fn half_the_circle_behind_is_behind_and_less_is_ahead() {
+    let expected = 0x1000;
+    for (psn, ahead) in [(expected + 0x80_0000, false), (expected + 0x7f_ffff, true)] {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.inject(Who::A, Headers::new(Bth::new(O::RC_SEND_ONLY, 0, Psn::new(psn))), &[0; 10]);
+        pair.run();
+        let expect = if ahead { (NAK, expected) } else { (ACK, expected - 1) };
+        assert_eq!(answers(&pair, Who::B), [expect]);
+    }
+}
+
+#[test]
+fn lost_atomics_are_executed_once() {
+    for lost in [Who::A, Who::B] {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.b.host.memory.write(pair.b.region, 64, &0u64.to_ne_bytes());
+        pair.drop_nth(lost, &[0]);
+        pair.post(1, pair.add_op(64, 1), 0, 8);
+        pair.run();
+        assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+        assert_eq!(pair.b.bytes(64, 8), 1u64.to_ne_bytes());
+        assert_eq!(pair.a.bytes(0, 8), 0u64.to_ne_bytes());
+    }
+}
+
+#[test]
+fn a_missing_atomic_answer_is_asked_for_when_a_later_one_comes() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.b.host.memory.write(pair.b.region, 64, &0u64.to_ne_bytes());
+    pair.drop_nth(Who::B, &[0, 1]);
+    for id in 0..4 {
+        pair.post(id, pair.add_op(64, 1), id as u32 * 8, 8);
+    }
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK), (2, OK), (3, OK)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0, "the gap told");
+    assert_eq!(pair.b.host.memory.atomics, 4);
+    for id in 0..4 {
+        assert_eq!(pair.a.bytes(id * 8, 8), u64::from(id).to_ne_bytes());
+    }
+}
+
+#[test]
+fn an_unknown_duplicate_atomic_or_read_stays_unanswered() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut headers = Headers::new(Bth::new(O::RC_FETCH_ADD, 0, Psn::new(0x0fff)));
+    let va = pair.b.region.addr;
+    headers.atomic = Some(ferroce_wire::AtomicEth { va, rkey: pair.b.region.key, swap_add: 1, compare: 0 });
+    pair.inject(Who::A, headers, &[]);
+    let mut headers = Headers::new(Bth::new(O::RC_READ_REQUEST, 0, Psn::new(0x0ffe)));
+    headers.reth = Some(ferroce_wire::Reth { va, rkey: pair.b.region.key, len: 8 });
+    pair.inject(Who::A, headers, &[]);
+    pair.run();
+    assert!(pair.seen.is_empty());
+    assert_eq!(pair.b.host.dropped(Drop::DuplicateUnknown), 2);
+    assert_eq!(pair.b.host.memory.atomics, 0);
+}
+
+#[test]
+fn gives_up_after_the_verbs_time_with_enough_attempts() {
+    for (timeout, retry_cnt, ms) in [(10, 3, 64), (14, 7, 536), (14, 0, 67), (16, 1, 536)] {
+        let attr = QpAttr { timeout, retry_cnt, ..Setup::new(QpType::Rc).attr };
+        let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Rc) });
+        pair.post(0, pair.write_op(0), 0, 8);
+        pair.run();
+        pair.rule(|who, _| if who == Who::A { Fate::Drop } else { Fate::Deliver });
+        let start = pair.now;
+        pair.post(1, pair.write_op(0), 0, 8);
+        pair.post(2, pair.write_op(0), 0, 8);
+        pair.run();
+        assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+        assert_eq!((pair.now - start) / MS, ms, "timeout {timeout} retry {retry_cnt}");
+        assert!(attempts(&pair, Who::A, 0x1001) > usize::from(retry_cnt));
+        assert_eq!(pair.a.qp.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn timeout_zero_waits_for_ever() {
+    let attr = QpAttr { timeout: 0, retry_cnt: 0, ..Setup::new(QpType::Rc).attr };
+    let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Rc) });
+    pair.rule(|_, _| Fate::Drop);
+    pair.post(1, pair.write_op(0), 0, 8);
+    pair.run_for(3_600_000 * MS);
+    assert!(pair.a.host.sent.is_empty());
+    pair.rule(|_, _| Fate::Deliver);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+}
+
+#[test]
+fn progress_starts_the_time_anew() {
+    let attr = QpAttr { timeout: 10, retry_cnt: 1, ..Setup::new(QpType::Rc).attr };
+    let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Rc) });
+    // Every packet needs a timeout; the whole needs many times the 32 ms of one.
+    let mut seen = std::collections::HashSet::new();
+    pair.rule(move |who, packet| {
+        let first = who == Who::A && seen.insert(packet.headers.bth.psn.get());
+        if first { Fate::Drop } else { Fate::Deliver }
+    });
+    for id in 0..20 {
+        pair.post(id, pair.write_op(0), 0, 8);
+        pair.run();
+    }
+    assert_eq!(pair.a.host.sent.len(), 20);
+    assert!(pair.a.host.sent.iter().all(|done| done.status == OK));
+    assert!(pair.now > 64 * MS);
+}
+
+#[test]
+fn endless_naks_without_progress_end_too() {
+    let attr = QpAttr { timeout: 10, retry_cnt: 2, ..Setup::new(QpType::Rc).attr };
+    let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Rc) });
+    pair.rule(|_, _| Fate::Drop);
+    pair.post(1, pair.write_op(0), 0, 8);
+    let mut headers = Headers::new(Bth::new(O::RC_ACKNOWLEDGE, 0, Psn::new(0x1000)));
+    headers.aeth = Some(ferroce_wire::Aeth { syndrome: ferroce_wire::Syndrome::NAK_SEQUENCE, msn: 0 });
+    for _ in 0..100 {
+        pair.run_for(MS);
+        pair.inject(Who::B, headers, &[]);
+    }
+    assert_eq!(ends(&pair.a.host.sent), [(1, WcStatus::RetryExcErr)]);
+}
+
+#[test]
+fn a_slow_peer_is_not_sent_to_again() {
+    // The peer's answers take 3 ms, as on a machine where it is not scheduled: below the floor, no retransmission.
+    let mut pair = Pair::new(QpType::Rc);
+    pair.rule(|who, _| if who == Who::B { Fate::Delay(3 * MS) } else { Fate::Deliver });
+    for id in 0..50 {
+        pair.post(id, pair.write_op(0), 0, 100_000);
+        pair.run();
+    }
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+    // A peer that is always slow is learnt.
+    let mut pair = Pair::new(QpType::Rc);
+    pair.rule(|who, _| if who == Who::B { Fate::Delay(9 * MS) } else { Fate::Deliver });
+    for id in 0..50 {
+        pair.post(id, pair.write_op(0), 0, 8);
+        pair.run();
+    }
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+}
+
+#[test]
+fn answers_to_the_first_sending_count_while_it_is_sent_again() {
+    // The first sending's ACKs come after the timeout: what they cover need not be sent again.
+    let mut pair = Pair::new(QpType::Rc);
+    pair.rule(|who, _| if who == Who::B { Fate::Delay(12 * MS) } else { Fate::Deliver });
+    for id in 0..4 {
+        pair.post(id, pair.write_op(0), 0, 60_000);
+    }
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK), (2, OK), (3, OK)]);
+    assert!(sent_by(&pair, Who::A).len() < 3 * 4 * 59);
+}

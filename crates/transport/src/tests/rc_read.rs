@@ -1,0 +1,195 @@
+//! READ and its answers when some get lost.
+
+use ferroce_wire::{Aeth, Bth, Headers, Opcode as O, Psn, Reth, Syndrome};
+
+use super::{ends, sent_by};
+use crate::host::{Count, Drop};
+use crate::testing::{Fate, Pair, Setup, Who};
+use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
+
+const OK: WcStatus = WcStatus::Success;
+
+/// (PSN, offset, length) of the READ requests sent.
+fn requests(pair: &Pair) -> Vec<(u32, u64, u32)> {
+    sent_by(pair, Who::A)
+        .iter()
+        .filter_map(|seen| {
+            let reth = seen.headers.reth?;
+            Some((seen.headers.bth.psn.get(), reth.va - pair.b.region.addr, reth.len))
+        })
+        .collect()
+}
+
+#[test]
+fn a_lost_request_is_repeated() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::A, &[0]);
+    pair.post(1, pair.read_op(0), 50_000, 3077);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(pair.a.bytes(50_000, 3077), pair.b.bytes(0, 3077));
+    assert_eq!(requests(&pair), [(0x1000, 0, 3077), (0x1000, 0, 3077)]);
+}
+
+#[test]
+fn a_missing_response_is_asked_for_from_there_on_once() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::B, &[2]);
+    pair.post(1, pair.read_op(0), 50_000, 10_000);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(pair.a.bytes(50_000, 10_000), pair.b.bytes(0, 10_000));
+    assert_eq!(requests(&pair), [(0x1000, 0, 10_000), (0x1002, 2048, 7952)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+    let answers = pair.sent_by(Who::B);
+    assert_eq!(answers[10], (O::RC_READ_RESPONSE_FIRST, 0x1002), "as a new request is answered");
+    assert_eq!(answers.len(), 10 + 8);
+}
+
+#[test]
+fn a_missing_last_response_takes_the_timer() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::B, &[3]);
+    pair.post(1, pair.read_op(0), 50_000, 3077);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(requests(&pair), [(0x1000, 0, 3077), (0x1003, 3072, 5)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 1);
+}
+
+#[test]
+fn the_rest_of_an_old_answer_is_taken_after_a_repeat() {
+    // As kernel rxe answers a repeated request: MIDDLE, LAST.
+    for lost in [0, 1, 2, 3] {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.rule(|_, _| Fate::Drop);
+        pair.post(1, pair.read_op(0), 50_000, 3077);
+        pair.run_for(0);
+        let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
+        let answer = |pair: &mut Pair, index: u32| {
+            let opcode = [
+                O::RC_READ_RESPONSE_FIRST,
+                O::RC_READ_RESPONSE_MIDDLE,
+                O::RC_READ_RESPONSE_MIDDLE,
+                O::RC_READ_RESPONSE_LAST,
+            ];
+            let mut headers = Headers::new(Bth::new(opcode[index as usize], 0, Psn::new(0x1000 + index)));
+            headers.aeth = aeth;
+            let bytes = pair.b.bytes(index * 1024, 1024.min(3077 - index * 1024)).to_vec();
+            pair.inject(Who::B, headers, &bytes);
+            pair.run_for(0);
+        };
+        (0..4).filter(|&index| index < lost).for_each(|index| answer(&mut pair, index));
+        pair.run_for(20_000_000);
+        assert!(requests(&pair).len() > 1, "asked again");
+        (lost..4).for_each(|index| answer(&mut pair, index));
+        assert_eq!(ends(&pair.a.host.sent), [(1, OK)], "lost {lost}");
+        assert_eq!(pair.a.bytes(50_000, 3077), pair.b.bytes(0, 3077));
+    }
+}
+
+#[test]
+fn a_later_read_shows_that_an_earlier_answer_is_missing() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::B, &[0, 1]);
+    for id in 0..3 {
+        pair.post(id, pair.read_op(id as u32 * 2048), 50_000 + id as u32 * 2048, 2048);
+    }
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK), (2, OK)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+    assert_eq!(pair.a.bytes(50_000, 6144), pair.b.bytes(0, 6144));
+    assert_eq!(requests(&pair).len(), 6, "repeated once");
+}
+
+#[test]
+fn a_response_acknowledges_what_was_before() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.b.post_recvs(100, 1, 0, 100);
+    pair.rule(|who, packet| {
+        let ack = packet.headers.bth.opcode == O::RC_ACKNOWLEDGE;
+        if who == Who::B && ack { Fate::Drop } else { Fate::Deliver }
+    });
+    pair.post(0, crate::SendOp::Send, 0, 10);
+    pair.post(1, pair.write_op(0), 0, 10);
+    pair.post(2, pair.read_op(0), 50_000, 10);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK), (2, OK)]);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+}
+
+#[test]
+fn an_ack_behind_a_read_shows_that_its_answer_is_missing() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.drop_nth(Who::B, &[0]);
+    pair.post(0, pair.read_op(0), 50_000, 10);
+    pair.post(1, pair.write_op(0), 0, 10);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+    assert_eq!(pair.a.bytes(50_000, 10), pair.b.bytes(0, 10));
+}
+
+#[test]
+fn overtaking_responses_end_well() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.fate_nth(Who::B, &[1], Fate::Delay(1_000_000));
+    pair.post(1, pair.read_op(0), 50_000, 4096);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(pair.a.bytes(50_000, 4096), pair.b.bytes(0, 4096));
+}
+
+#[test]
+fn a_repeated_read_must_lie_within_what_was_asked() {
+    let ask = |psn: u32, offset: u64, len: u32| {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.post(1, pair.read_op(0), 50_000, 4000);
+        pair.run();
+        let before = sent_by(&pair, Who::B).len();
+        let mut headers = Headers::new(Bth::new(O::RC_READ_REQUEST, 0, Psn::new(psn)));
+        headers.reth = Some(Reth { va: pair.b.region.addr + offset, rkey: pair.b.region.key, len });
+        pair.inject(Who::A, headers, &[]);
+        pair.run();
+        assert_eq!(pair.b.qp.state(), QpState::Rts);
+        let answered = sent_by(&pair, Who::B).len() - before;
+        assert_eq!(answered == 0, pair.b.host.dropped(Drop::DuplicateUnknown) == 1);
+        answered
+    };
+    assert_eq!(ask(0x1000, 0, 4000), 4);
+    assert_eq!(ask(0x1002, 2048, 1952), 2);
+    assert_eq!(ask(0x1002, 2048, 100), 1);
+    assert_eq!(ask(0x1002, 2048, 1953), 0, "past the end");
+    assert_eq!(ask(0x1002, 2047, 1000), 0, "another place");
+    assert_eq!(ask(0x0fff, 0, 1000), 0, "before it");
+}
+
+#[test]
+fn more_reads_than_agreed_are_served_up_to_a_bound() {
+    let flood = |count: u32| {
+        let attr = QpAttr { max_dest_rd_atomic: 1, ..Setup::new(QpType::Rc).attr };
+        let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Rc) });
+        for index in 0..count {
+            let mut headers = Headers::new(Bth::new(O::RC_READ_REQUEST, 0, Psn::new(0x1000 + index)));
+            headers.reth = Some(Reth { va: pair.b.region.addr, rkey: pair.b.region.key, len: 10 });
+            pair.inject(Who::A, headers, &[]);
+        }
+        // All arrive in one batch: nothing is answered between.
+        pair.run();
+        (sent_by(&pair, Who::B).len(), pair.b.qp.state())
+    };
+    assert_eq!(flood(16), (16, QpState::Rts));
+    assert_eq!(flood(17), (17, QpState::Err), "the last answer is a NAK");
+}
+
+#[test]
+fn a_repeat_of_a_read_that_still_waits_for_its_answer_is_answered_once() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut headers = Headers::new(Bth::new(O::RC_READ_REQUEST, 0, Psn::new(0x1000)));
+    headers.reth = Some(Reth { va: pair.b.region.addr, rkey: pair.b.region.key, len: 10 });
+    for _ in 0..3 {
+        pair.inject(Who::A, headers, &[]);
+    }
+    pair.run();
+    assert_eq!(sent_by(&pair, Who::B).len(), 1);
+}
