@@ -394,3 +394,77 @@ fn show(
 fn hop_limit(path: &PathAddr) -> u8 {
     if path.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { path.hop_limit }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use ferroce_transport::{Payload, Side};
+    use ferroce_wire::{Bth, Headers, Opcode, Psn};
+
+    use super::super::{Capabilities, ingest};
+    use super::*;
+
+    fn message(psn: u32, payload: &[u8]) -> Train {
+        let mut head = Headers::new(Bth::new(Opcode::RC_SEND_ONLY, 5, Psn::new(psn)));
+        head.bth.pad = (payload.len().wrapping_neg() & 3) as u8;
+        Train {
+            head,
+            body: Opcode::RC_SEND_MIDDLE,
+            tail: None,
+            packets: 1,
+            mtu: 4096,
+            len: payload.len() as u32,
+            payload: Payload::Inline(payload.into(), 0),
+            path: None,
+            from: Side::Requester,
+        }
+    }
+
+    /// Some routes refuse batches (here: because the socket sends no checksums). The packets go out one by one, each with the ICRC for
+    /// the Identification that it has then, and so do later ones.
+    #[test]
+    fn refused_batches_go_out_as_single_packets() {
+        let rx = UdpSocket::bind("127.0.0.1:0").unwrap();
+        rx.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let localhost = IpAddr::from([127, 0, 0, 1]);
+        let path = PathAddr { src: localhost, dst: localhost, ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 };
+        let options = UdpOptions { port: rx.local_addr().unwrap().port(), ..Default::default() };
+        let mut stats = LinkStats::default();
+        let mut hooks = Hooks::default();
+        let mut sender = Sender::new(&options, Capabilities::probe().gso_segments.max(64));
+        let slot = sender.socket(&path, 0, &mut stats).unwrap();
+        sys::set_option(sender.sockets[slot].fd.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+
+        for round in 0..2 {
+            for psn in 0..10 {
+                let payload = vec![psn as u8; if psn == 9 { 33 } else { 500 }];
+                sender.send(psn.into(), &path, &message(psn, &payload), &mut hooks, &mut stats).unwrap();
+            }
+            sender.flush(&mut stats, &mut |cookie, error| panic!("{cookie}: {error}"));
+            assert_eq!(
+                (stats.tx_gso_refused, stats.tx_packets, stats.tx_datagrams),
+                (1, 10 * (round + 1), 10 * (round + 1))
+            );
+            for psn in 0..10 {
+                let mut bytes = [0; 1000];
+                let (len, from) = rx.recv_from(&mut bytes).unwrap();
+                let net = NetHeader {
+                    src: from.ip(),
+                    dst: localhost,
+                    src_port: from.port(),
+                    tclass: 0,
+                    hop_limit: 64,
+                    udp_len: 0,
+                };
+                let mut check = LinkStats::default();
+                let mut seen = Vec::new();
+                ingest(&net, 0, &bytes[..len], &mut check, &mut |_, headers, payload| {
+                    seen.push((headers.bth.psn.get(), payload.to_vec()));
+                });
+                assert_eq!(check.rx_icrc_known, 1, "packet {psn} is not summed for Identification 0");
+                assert_eq!(seen, [(psn, vec![psn as u8; if psn == 9 { 33 } else { 500 }])]);
+            }
+        }
+    }
+}
