@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::MetadataCommand;
 
 use crate::ci::cargo;
-//DYLIB use crate::dylib;
+use crate::dylib;
 use crate::process::{run, say};
 
 /// Programs of an installation.
@@ -34,7 +34,7 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     for program in PROGRAMS {
         place(&release.join(program), &bin.join(program))?;
     }
-    //DYLIB dylib::link_libibverbs(&release.join("libibverbs.a"), &lib)?;
+    dylib::link_libibverbs(&release.join("libibverbs.a"), &lib)?;
     link(LIBRARY, &lib.join(LIBRARY_LINK))?;
     say(format_args!("built {}", out.display()));
     Ok(out)

@@ -3,6 +3,7 @@
 mod checks;
 mod ci;
 mod dist;
+mod dylib;
 mod process;
 
 use std::path::{Path, PathBuf};

@@ -156,6 +156,18 @@ fn places_of_unsafe_are_matched_by_whole_names() {
 }
 
 #[test]
+fn integration_tests_may_be_unsafe_with_a_proof() {
+    let f = Fixture::new();
+    f.write("crates/wire/tests/t.rs", "fn f() {\n    // SAFETY: nothing is done.\n    unsafe {}\n}\n");
+    f.clean();
+    f.write("crates/wire/tests/t.rs", "fn f() {\n    unsafe {}\n}\n");
+    assert_at(&f.only(), "crates/wire/tests/t.rs", 2, "SAFETY");
+    f.write("crates/wire/tests/t.rs", "");
+    f.write("crates/wire/src/tests/t.rs", "fn f() {\n    // SAFETY: nothing is done.\n    unsafe {}\n}\n");
+    assert_at(&f.only(), "crates/wire/src/tests/t.rs", 3, "outside the modules");
+}
+
+#[test]
 fn unsafe_without_a_proof() {
     let f = Fixture::new();
     f.write("crates/core/src/mem.rs", "fn f() {\n    // Safe, believe me.\n    unsafe {}\n}\n");
