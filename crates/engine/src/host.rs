@@ -1,6 +1,8 @@
 //! What a lane lends to a queue pair's machine for one call.
 
-use ferroce_core::{AsyncEvent, KeyTable, mem};
+use std::sync::Arc;
+
+use ferroce_core::{AsyncEvent, Cq, KeyTable, mem};
 use ferroce_transport::{
     Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, QpEvent, RecvWr, Sge, Span, Window,
     WindowSignal,
@@ -16,6 +18,8 @@ pub(crate) struct QpHost<'a> {
     pub(crate) keys: &'a KeyTable,
     pub(crate) counters: &'a Counters,
     pub(crate) windows: &'a mut Windows,
+    /// Completion queues whose moderation period began.
+    pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
     /// Window towards the connected peer.
     pub(crate) requests: Option<WindowId>,
     /// Windows that were asked for room in this call.
@@ -24,7 +28,13 @@ pub(crate) struct QpHost<'a> {
     pub(crate) returned: [Option<WindowId>; 2],
 }
 
-impl QpHost<'_> {
+impl<'a> QpHost<'a> {
+    fn complete(&mut self, cq: &'a Arc<Cq>, completion: Completion) {
+        if cq.push(completion) {
+            self.moderated.push(Arc::clone(cq));
+        }
+    }
+
     fn id(&self, window: Window) -> Option<WindowId> {
         match window {
             Window::Requests => self.requests,
@@ -73,7 +83,7 @@ impl Host for QpHost<'_> {
     }
 
     fn complete_send(&mut self, completion: Completion) {
-        self.qp.init.send_cq.push(completion);
+        self.complete(&self.qp.init.send_cq, completion);
     }
 
     fn release_send(&mut self, count: u32) {
@@ -81,7 +91,7 @@ impl Host for QpHost<'_> {
     }
 
     fn complete_recv(&mut self, completion: Completion) {
-        self.qp.init.recv_cq.push(completion);
+        self.complete(&self.qp.init.recv_cq, completion);
     }
 
     fn event(&mut self, event: QpEvent) {

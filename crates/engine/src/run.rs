@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_core::CoreError;
+use ferroce_core::{CoreError, Cq};
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window};
 use ferroce_wire::Headers;
@@ -61,6 +61,8 @@ struct Machines {
     active: VecDeque<u16>,
     relay: Option<Box<dyn Relay>>,
     relay_buffer: Vec<u8>,
+    /// Completion queues that hold an event back until their moderation period ends.
+    moderated: Vec<Arc<Cq>>,
 }
 
 /// A train on its way from the lane to itself: the self link. No socket, no ICRC; one copy into the lane's scratch, one out.
@@ -103,6 +105,7 @@ impl LaneState {
                 active: VecDeque::new(),
                 relay,
                 relay_buffer: Vec::new(),
+                moderated: Vec::new(),
             },
             sent: Vec::new(),
             local: VecDeque::new(),
@@ -164,7 +167,8 @@ impl LaneState {
         }
         let timers = self.machines.timers.next();
         let link = self.link.next_due().map(|in_ns| clock::now() + in_ns);
-        timers.into_iter().chain(link).min()
+        let moderation = self.machines.moderated.iter().filter_map(|cq| cq.next_timeout()).min();
+        [timers, link, moderation].into_iter().flatten().min()
     }
 
     /// One turn.
@@ -180,6 +184,7 @@ impl LaneState {
         }
         self.machines.run_timers(shared, now);
         self.machines.answer_bells(shared, now);
+        self.machines.run_moderation(now);
         for _ in 0..FLUSHES_PER_TURN {
             if self.machines.active.is_empty() && self.local.is_empty() {
                 break;
@@ -253,6 +258,7 @@ impl Machines {
             keys: &shared.keys,
             counters: &shared.counters,
             windows: &mut self.windows,
+            moderated: &mut self.moderated,
             requests: entry.requests,
             asked: [None; 2],
             returned: [None; 2],
@@ -303,6 +309,13 @@ impl Machines {
             return;
         }
         self.activate(slot);
+    }
+
+    fn run_moderation(&mut self, now: Nanos) {
+        self.moderated.retain(|cq| {
+            cq.on_timer(now);
+            cq.next_timeout().is_some()
+        });
     }
 
     /// Takes what the relay brought for this lane.

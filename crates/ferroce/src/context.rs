@@ -1,19 +1,20 @@
 //! An opened device, and the card that all contexts of the process share.
 
-use std::os::fd::RawFd;
+use std::io::Write;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
 use ferroce_engine::{Card, Lane};
-use ferroce_link::{Link, UdpLink};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
 use parking_lot::Mutex;
 
 use crate::cq::Cq;
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::fork::Generation;
+use crate::error::Result;
+use crate::fork::{self, Generation};
+use crate::link;
 use crate::pd::Pd;
 use crate::relay::LeaseRelay;
 
@@ -117,11 +118,12 @@ impl Context {
         Ok(self.events.next_event()?)
     }
 
-    /// Counters of all lanes of this process, by name.
+    /// Counters of all lanes of this process and of their links, by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum: Vec<(&'static str, u64)> = Vec::new();
         for lane in self.card.lanes() {
-            for (at, (name, value)) in lane.counters().snapshot().into_iter().enumerate() {
+            let counters = lane.counters().snapshot().into_iter().chain(lane.link_stats().iter());
+            for (at, (name, value)) in counters.enumerate() {
                 match sum.get_mut(at) {
                     Some(entry) => entry.1 += value,
                     None => sum.push((name, value)),
@@ -129,6 +131,19 @@ impl Context {
             }
         }
         sum
+    }
+}
+
+impl Drop for Context {
+    /// With `FERROCE_COUNTERS=FILE` a process leaves its counters behind: lines of process id, name and value.
+    fn drop(&mut self) {
+        let Some(path) = std::env::var_os("FERROCE_COUNTERS").filter(|_| !self.is_stale()) else { return };
+        let pid = std::process::id();
+        let lines: String = self.counters().iter().map(|(name, value)| format!("{pid}\t{name}\t{value}\n")).collect();
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(&path);
+        if let Err(error) = file.and_then(|mut file| file.write_all(lines.as_bytes())) {
+            log::warn!("cannot write the counters to {}: {error}", path.display());
+        }
     }
 }
 
@@ -159,14 +174,11 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     sleep_fds.push(lease.relay_fd().try_clone_to_owned()?);
     let lease = Arc::new(lease);
     let relay = Box::new(LeaseRelay { lease: Arc::clone(&lease), buffer: Vec::new() });
-    let link: Box<dyn Link> = Box::new(UdpLink::new(rx).map_err(|error| link_error(&error))?);
+    fork::close_in_child(rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()));
+    let link = link::make(rx)?;
     let lane = Lane::open(lease.lane(), lease.seed(), Arc::clone(card.keys()), link, Some(relay), sleep_fds)?;
     card.add_lane(lane);
     Ok(ProcessCard { generation, card, _client: client, _leases: vec![lease] })
-}
-
-fn link_error(error: &std::io::Error) -> Error {
-    Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("cannot set up the UDP link: {error}"))
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

@@ -4,15 +4,40 @@
 //! it; the C library counts the generation up in the child (`pthread_atfork`), and from then on old objects refuse at once without
 //! touching a lock. Fresh objects work as in any process.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// To be called in the child of a fork, before any verb. Only an atomic add: allowed in an atfork handler.
+/// Receive descriptors that a child must not keep: a socket of the port's group stays in the group, and is sent packets, as long as
+/// anybody has it open.
+static NOT_FOR_CHILDREN: [AtomicI32; 64] = [const { AtomicI32::new(NO_FD) }; 64];
+const NO_FD: i32 = -1;
+
+/// Notes descriptors to close in a forked child. What does not fit is left open, which only costs the child's parent a hash
+/// collision in the group after its death.
+pub(crate) fn close_in_child(fds: impl Iterator<Item = RawFd>) {
+    for fd in fds {
+        for slot in &NOT_FOR_CHILDREN {
+            if slot.compare_exchange(NO_FD, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                break;
+            }
+        }
+    }
+}
+
+/// To be called in the child of a fork, before any verb. Only atomics and close(2): allowed in an atfork handler.
 pub fn after_fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    for slot in &NOT_FOR_CHILDREN {
+        let fd = slot.swap(NO_FD, Ordering::Relaxed);
+        if fd != NO_FD {
+            // The objects that own it are never used nor dropped in the child.
+            let _ = nix::unistd::close(fd);
+        }
+    }
 }
 
 /// The process that an object belongs to.

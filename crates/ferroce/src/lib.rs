@@ -11,6 +11,7 @@ mod device;
 mod error;
 mod fork;
 mod library;
+mod link;
 mod pair;
 mod pd;
 mod qp;

@@ -8,15 +8,15 @@ use ferroce::{
 };
 
 /// One end: a queue pair, its completion queue, and registered memory.
-pub struct End {
-    pub cq: Arc<Cq>,
-    pub qp: Arc<Qp>,
-    pub buffer: Arc<Buffer>,
-    pub mr: Arc<Mr>,
+pub(crate) struct End {
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) qp: Arc<Qp>,
+    pub(crate) buffer: Arc<Buffer>,
+    pub(crate) mr: Arc<Mr>,
 }
 
 /// Opens the first device and connects two queue pairs of this process with each other.
-pub fn connected_pair(bytes: usize) -> Result<(End, End)> {
+pub(crate) fn connected_pair(bytes: usize) -> Result<(End, End)> {
     let devices = ferroce::devices()?;
     let context = devices[0].open()?;
     let a = end(&context, bytes)?;
@@ -47,12 +47,12 @@ fn end(context: &Arc<Context>, bytes: usize) -> Result<End> {
 
 impl End {
     /// The first `length` bytes of the memory as a scatter/gather element.
-    pub fn sge(&self, length: u32) -> Sge {
+    pub(crate) fn sge(&self, length: u32) -> Sge {
         Sge { addr: self.buffer.addr(), length, lkey: self.mr.lkey() }
     }
 
     /// Posts one signalled request over the first `length` bytes.
-    pub fn post(&self, wr_id: u64, op: SendOp, length: u32) -> Result<()> {
+    pub(crate) fn post(&self, wr_id: u64, op: SendOp, length: u32) -> Result<()> {
         let data = SendData::Sges([self.sge(length)].into_iter().collect());
         self.qp.post_send(SendWr { wr_id, op, flags: SendFlags::SIGNALED, data, ud: None })?;
         self.qp.ring();
@@ -60,7 +60,7 @@ impl End {
     }
 
     /// Polls until a completion comes, and insists on success.
-    pub fn wait(&self) -> Result<Completion> {
+    pub(crate) fn wait(&self) -> Result<Completion> {
         let empty = Completion {
             wr_id: 0,
             status: WcStatus::Success,
