@@ -1,0 +1,55 @@
+//! Compiles the C programs of this folder against the system's verbs headers and library.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::failure::Failure;
+
+/// The programs: `NAME.c` beside the manifest.
+pub const PROGRAMS: &[&str] =
+    &["verify", "sleeper", "ticker", "lastbyte", "vanish", "churn", "traffic", "status", "objects", "wrong"];
+
+/// Compiles all programs into `dir`.
+pub fn all(dir: &Path) -> Result<(), Failure> {
+    for name in PROGRAMS {
+        compile(name, dir)?;
+    }
+    Ok(())
+}
+
+/// Where the program `name` has its source.
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.c"))
+}
+
+/// Where the script `name` lies.
+pub fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn compile(name: &str, dir: &Path) -> Result<(), Failure> {
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(dir.join(name))
+        .arg(source(name))
+        .args(["-libverbs", "-lpthread"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Failure::new(format!("cannot run cc: {e}; is gcc installed?")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(Failure::new(format!("cannot compile {name}.c (are libibverbs-dev's headers installed?)")).with(messages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_compiles() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        all(dir.path()).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}

@@ -1,0 +1,171 @@
+//! `program-tests`: runs foreign verbs programs on Ferroce. `program-tests --help` is the manual.
+
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic on a closed pipe")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use program_tests::known::{Known, matches};
+use program_tests::launch::{Launcher, Via};
+use program_tests::run::{Plan, Summary, run};
+use program_tests::table::{Line, lines, smoke};
+use program_tests::{compile, interrupt, net};
+
+/// Run foreign verbs programs, unmodified, on Ferroce.
+#[derive(Parser)]
+#[command(
+    name = "program-tests",
+    disable_version_flag = true,
+    after_help = "\
+Root is needed to make network namespaces; the programs run as an ordinary user.
+
+Examples:
+  program-tests list veth9000
+  program-tests smoke --rounds 20
+  program-tests run                               (the whole matrix)
+  program-tests run host-v4/ib_write_bw           (lines that contain this)
+  program-tests run '*/-D,5' --json result.json
+
+The last line of a run is `N passed, N failed`; the exit code is 0 if none failed."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Cmd,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Show the ids of lines.
+    List(Filter),
+    /// Run lines: all, or those chosen.
+    Run {
+        #[command(flatten)]
+        filter: Filter,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Run the smoke set, some 30 lines.
+    Smoke(Options),
+}
+
+#[derive(Args)]
+struct Filter {
+    /// Id of a line, a part of it, or a pattern with * at its start or end; none: all lines
+    filters: Vec<String>,
+}
+
+#[derive(Args)]
+struct Options {
+    /// How often each line is run
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// How many places are worked on at the same time
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    jobs: usize,
+    /// End at the first failure
+    #[arg(long)]
+    fail_fast: bool,
+    /// Write all results here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// What `cargo xtask build` made [default: target/ferroce of the workspace]
+    #[arg(long, value_name = "DIR", env = "FERROCE_INSTALL")]
+    install: Option<PathBuf>,
+    /// What makes programs use Ferroce
+    #[arg(long, value_enum, default_value_t = Via::Run)]
+    via: Via,
+    /// Number of the ordinary user
+    #[arg(long, default_value_t = 61_234, value_name = "UID", value_parser = clap::value_parser!(u32).range(1..))]
+    uid: u32,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Cmd::List(filter) => list(&filter),
+        Cmd::Run { filter, options } => select(lines(), &filter.filters).and_then(|lines| execute(&lines, &options)),
+        Cmd::Smoke(options) => execute(&smoke(), &options),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn list(filter: &Filter) -> Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    for line in select(lines(), &filter.filters)? {
+        if writeln!(out, "{}", line.id).is_err() {
+            break;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The lines that one of the filters names.
+fn select(lines: Vec<Line>, filters: &[String]) -> Result<Vec<Line>> {
+    let chosen = |filter: &str, id: &str| {
+        if filter.contains('*') { matches(filter, id) } else { id.contains(filter) }
+    };
+    for filter in filters {
+        if !lines.iter().any(|line| chosen(filter, &line.id)) {
+            bail!("no line matches {filter:?}: see `program-tests list`");
+        }
+    }
+    Ok(lines
+        .into_iter()
+        .filter(|line| filters.is_empty() || filters.iter().any(|filter| chosen(filter, &line.id)))
+        .collect())
+}
+
+fn execute(lines: &[Line], options: &Options) -> Result<ExitCode> {
+    interrupt::install().context("cannot handle signals")?;
+    net::remove_leftovers();
+    let known = Known::built_in()?;
+    let install = options.install.clone().unwrap_or_else(default_install);
+    let launcher = Launcher::new(&install, options.via, options.uid)?;
+    compile::all(&launcher.programs())?;
+    let plan = Plan { rounds: options.rounds, jobs: options.jobs, fail_fast: options.fail_fast };
+    let summary = run(lines, plan, &known, &launcher);
+    conclude(&summary, options)
+}
+
+fn conclude(summary: &Summary, options: &Options) -> Result<ExitCode> {
+    if let Some(path) = &options.json {
+        summary.write_json(path)?;
+    }
+    let _ = std::io::stdout().lock().write_all(summary.closing().as_bytes());
+    if interrupt::interrupted() {
+        bail!("interrupted: not all lines were run");
+    }
+    Ok(if summary.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Where `cargo xtask build` leaves an installation.
+fn default_install() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ferroce")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(filters: &[&str]) -> Result<Vec<String>> {
+        let filters: Vec<String> = filters.iter().map(|&filter| filter.to_owned()).collect();
+        Ok(select(lines(), &filters)?.into_iter().map(|line| line.id).collect())
+    }
+
+    #[test]
+    fn filters_choose_lines() {
+        assert_eq!(ids(&[]).expect("all").len(), lines().len());
+        assert_eq!(ids(&["host-v4/ib_write_lat/-a*"]).expect("one").len(), 1);
+        assert!(ids(&["ib_atomic"]).expect("many").iter().all(|id| id.contains("/ib_atomic")));
+        assert_eq!(ids(&["host-v4/ib_atomic_lat/-e", "host-v4/ib_read_lat/-e"]).expect("two").len(), 2);
+        assert!(ids(&["no_such_program"]).is_err_and(|e| e.to_string().contains("program-tests list")));
+    }
+}

@@ -1,0 +1,175 @@
+//! What needs a procedure of its own: programs that sleep, fork, unmap, die, or are used wrongly.
+//!
+//! Most scenarios are one C program of this folder that runs as two processes and judges itself; the procedures here
+//! start it. Others do to stock programs what happens to programs in life.
+
+mod death;
+mod pairs;
+mod wrong;
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use crate::failure::Failure;
+use crate::launch::{Identity, Launcher};
+use crate::place::{Host, Wire};
+use crate::process::{Finished, Running, wait_all};
+
+/// Where and with what a scenario runs.
+#[derive(Clone, Copy, Debug)]
+pub struct World<'a> {
+    /// The place.
+    pub wire: &'a Wire,
+    /// Starts programs.
+    pub launcher: &'a Launcher,
+}
+
+/// A scenario.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Second part of the ids of its lines.
+    pub name: &'static str,
+    /// Names of the places it runs in.
+    pub places: &'static [&'static str],
+    /// Its procedure.
+    pub run: fn(&World<'_>) -> Result<(), Failure>,
+}
+
+const fn scenario(
+    name: &'static str,
+    places: &'static [&'static str],
+    run: fn(&World<'_>) -> Result<(), Failure>,
+) -> Scenario {
+    Scenario { name, places, run }
+}
+
+/// One host, and two hosts with each MTU and address family.
+const USUAL: &[&str] = &["host-v4", "veth1500-v4", "veth9000-v6"];
+const HOST: &[&str] = &["host-v4"];
+const VETH: &[&str] = &["veth1500-v4"];
+const HOST_AND_VETH: &[&str] = &["host-v4", "veth1500-v4"];
+
+/// All scenarios.
+pub static SCENARIOS: &[Scenario] = &[
+    scenario("target-sleeps", USUAL, pairs::target_sleeps),
+    scenario("word-ticks", &["host-v4", "veth1500-v4", "card1500-v4"], pairs::word_ticks),
+    scenario("last-byte", USUAL, pairs::last_byte),
+    scenario("last-byte-10-million", HOST, pairs::last_byte_long),
+    scenario("memory-vanishes", USUAL, pairs::memory_vanishes),
+    scenario("regions-come-and-go-remote", HOST_AND_VETH, pairs::churn_remote),
+    scenario("regions-come-and-go-local", HOST_AND_VETH, pairs::churn_local),
+    scenario("statuses", USUAL, pairs::statuses),
+    scenario("four-with-four", &["card1500-v4", "card9000-v4"], pairs::four_with_four),
+    scenario("fork", HOST_AND_VETH, pairs::fork),
+    scenario("fork-and-exec", HOST_AND_VETH, pairs::fork_and_exec),
+    scenario("setuid", VETH, pairs::setuid),
+    scenario("python-multiprocessing", HOST, pairs::python),
+    scenario("qps-10000", HOST, pairs::many_qps),
+    scenario("leak", HOST, pairs::leak),
+    scenario("pipe-ends", HOST, death::pipe_ends),
+    scenario("kill-server", HOST_AND_VETH, death::kill_server),
+    scenario("kill-client", HOST_AND_VETH, death::kill_client),
+    scenario("kill-with-child", HOST_AND_VETH, death::kill_with_child),
+    scenario("kill-ib_write_bw-server", HOST_AND_VETH, death::kill_perftest_server),
+    scenario("kill-ib_write_bw-client", HOST_AND_VETH, death::kill_perftest_client),
+    scenario("kill-service", HOST, death::kill_service),
+    scenario("wrong-mtu", VETH, wrong::mtu),
+    scenario("wrong-gid", VETH, wrong::gid),
+    scenario("wrong-address", VETH, wrong::address),
+    scenario("full-queue", HOST, wrong::full),
+    scenario("wrong-state", HOST, wrong::state),
+    scenario("wrong-limits", HOST, wrong::limits),
+    scenario("nobody-there", HOST_AND_VETH, wrong::nobody),
+    scenario("absent-host", VETH, wrong::absent),
+    scenario("pingpong-without-gid", VETH, wrong::pingpong_without_gid),
+    scenario("pingpong-gid-99", VETH, wrong::pingpong_gid_99),
+    scenario("pingpong-mtu-4096", VETH, wrong::pingpong_mtu_4096),
+    scenario("pingpong-no-server", VETH, wrong::pingpong_no_server),
+    scenario("port-held", VETH, wrong::port_held),
+    scenario("service-absent", VETH, wrong::service_absent),
+];
+
+impl World<'_> {
+    /// Starts a program on a host; `own` programs are those of this folder.
+    fn start(
+        &self,
+        role: &str,
+        host: &Host,
+        identity: Identity,
+        env: &[(&str, &str)],
+        program: &str,
+        args: &[&str],
+    ) -> Result<Running, Failure> {
+        let own = self.launcher.programs().join(program);
+        let program_path = if own.is_file() { own.as_os_str().to_owned() } else { program.into() };
+        let env: Vec<(&str, &str)> = host.env.iter().chain(env).copied().collect();
+        let args: Vec<_> = args.iter().map(Into::into).collect();
+        let command = self.launcher.command(host.netns(), identity, &env, &program_path, &args);
+        Running::start(&format!("{role} {program}"), command, &self.launcher.output())
+    }
+
+    /// Starts a server and, once it listens, its client; both with `-p PORT`, and `-g` with the GID index.
+    fn start_pair(&self, program: &str, server: &[&str], client: &[&str]) -> Result<(Running, Running), Failure> {
+        let identity = Identity::Ordinary;
+        self.start_pair_as(program, (identity, server), (identity, client))
+    }
+
+    fn start_pair_as(
+        &self,
+        program: &str,
+        (server_identity, server): (Identity, &[&str]),
+        (client_identity, client): (Identity, &[&str]),
+    ) -> Result<(Running, Running), Failure> {
+        let port = crate::line::next_port();
+        let port_text = port.to_string();
+        let wire = self.wire;
+        let server_gid = wire.server.gid_index(self.launcher)?.to_string();
+        let client_gid = wire.client.gid_index(self.launcher)?.to_string();
+        let args = [&["-p", &port_text, "-g", &server_gid], server].concat();
+        let mut server = self.start("server", &wire.server, server_identity, &[], program, &args)?;
+        server.wait_listening(port, crate::line::UNTIL_LISTENING)?;
+        let args = [&["-p", &port_text, "-g", &client_gid], client, &[wire.server.address]].concat();
+        let client = self.start("client", &wire.client, client_identity, &[], program, &args)?;
+        Ok((server, client))
+    }
+
+    /// Runs a program of this folder as two processes that judge themselves.
+    fn pair(&self, program: &str, args: &[&str], limit: Duration) -> Result<(), Failure> {
+        let (server, client) = self.start_pair(program, args, args)?;
+        all_ok(&wait_all(vec![server, client], limit)?)
+    }
+
+    /// Runs a program of this folder as one process that judges itself; gives what it printed.
+    fn alone(&self, env: &[(&str, &str)], program: &str, args: &[&str], limit: Duration) -> Result<Finished, Failure> {
+        let gid = self.wire.server.gid_index(self.launcher)?.to_string();
+        let args = [&["-g", &gid], args].concat();
+        let running = self.start("program", &self.wire.server, Identity::Ordinary, env, program, &args)?;
+        let finished = wait_all(vec![running], limit)?.remove(0);
+        check_ok(&finished)?;
+        Ok(finished)
+    }
+
+    /// The output of a command of Ferroce itself on a host.
+    fn ferroce(&self, host: &Host, args: &[&str]) -> Result<Finished, Failure> {
+        let args: Vec<_> = args.iter().map(Into::into).collect();
+        let ferroce = self.launcher.ferroce();
+        let command = self.launcher.plain(host.netns(), host.env, OsStr::new(&ferroce), &args);
+        let running = Running::start("ferroce", command, &self.launcher.output())?;
+        Ok(wait_all(vec![running], Duration::from_secs(30))?.remove(0))
+    }
+}
+
+/// An error unless each program ended with `ok` and wrote nothing to stderr.
+fn all_ok(finished: &[Finished]) -> Result<(), Failure> {
+    finished.iter().try_for_each(|program| {
+        check_ok(program)?;
+        program.check_stderr(&[])
+    })
+}
+
+fn check_ok(program: &Finished) -> Result<(), Failure> {
+    match program.stdout.lines().last() {
+        Some(line) if line == "ok" || line.starts_with("ok ") => Ok(()),
+        _ => Err(Failure::new(format!("{} did not end with `ok`", program.name)).with(program.report())),
+    }
+}

@@ -1,0 +1,148 @@
+//! Wrong input: refused at once, with the errno of the contract and one line that says what to do.
+
+use std::time::Duration;
+
+use super::World;
+use crate::failure::Failure;
+use crate::launch::{Identity, Via};
+use crate::process::{Finished, Running};
+
+/// "At once", for a machine that is busy.
+const SOON: Duration = Duration::from_secs(30);
+/// Makes the library say why it refuses.
+const LOG: &[(&str, &str)] = &[("FERROCE_LOG", "warn")];
+
+/// A `path_mtu` above the interface's.
+pub(super) fn mtu(world: &World<'_>) -> Result<(), Failure> {
+    says(&world.alone(LOG, "wrong", &["--mode", "mtu"], SOON)?, "path_mtu")
+}
+
+/// A GID index that does not exist.
+pub(super) fn gid(world: &World<'_>) -> Result<(), Failure> {
+    says(&world.alone(LOG, "wrong", &["--mode", "gid"], SOON)?, "sgid_index")
+}
+
+/// An address without a route.
+pub(super) fn address(world: &World<'_>) -> Result<(), Failure> {
+    says(&world.alone(LOG, "wrong", &["--mode", "unreachable"], SOON)?, "203.0.113.9")
+}
+
+/// Full queues.
+pub(super) fn full(world: &World<'_>) -> Result<(), Failure> {
+    quiet(&world.alone(&[], "wrong", &["--mode", "full"], SOON)?)
+}
+
+/// Calls that the state forbids.
+pub(super) fn state(world: &World<'_>) -> Result<(), Failure> {
+    quiet(&world.alone(&[], "wrong", &["--mode", "state"], SOON)?)
+}
+
+/// More than the device has.
+pub(super) fn limits(world: &World<'_>) -> Result<(), Failure> {
+    quiet(&world.alone(&[], "wrong", &["--mode", "limits"], SOON)?)
+}
+
+/// A QP number that nobody has.
+pub(super) fn nobody(world: &World<'_>) -> Result<(), Failure> {
+    quiet(&world.alone(&[], "wrong", &["--mode", "nobody"], SOON)?)
+}
+
+/// An address at which there is no host.
+pub(super) fn absent(world: &World<'_>) -> Result<(), Failure> {
+    quiet(&world.alone(&[], "wrong", &["--mode", "absent", "10.65.0.99"], SOON)?)
+}
+
+/// `ibv_rc_pingpong` without `-g`, the commonest fault of all: `ferroce run` says that a GID is needed.
+pub(super) fn pingpong_without_gid(world: &World<'_>) -> Result<(), Failure> {
+    let client = failing_pingpong(world, &[])?;
+    says(&client, "GID")
+}
+
+/// `-g 99`: no such GID.
+pub(super) fn pingpong_gid_99(world: &World<'_>) -> Result<(), Failure> {
+    let server =
+        world.start("server", &world.wire.server, Identity::Ordinary, LOG, "ibv_rc_pingpong", &["-g", "99"])?;
+    let finished = ends_in_failure(server)?;
+    says(&finished, "99")
+}
+
+/// A path MTU that an interface of 1500 bytes does not carry.
+pub(super) fn pingpong_mtu_4096(world: &World<'_>) -> Result<(), Failure> {
+    let client = failing_pingpong(world, &["-g", "0", "-m", "4096"])?;
+    says(&client, "path_mtu")
+}
+
+/// A server that is not there: the program's own error, not ours.
+pub(super) fn pingpong_no_server(world: &World<'_>) -> Result<(), Failure> {
+    let args = ["-g", "0", "-p", "9", world.wire.server.address];
+    let client = world.start("client", &world.wire.client, Identity::Ordinary, LOG, "ibv_rc_pingpong", &args)?;
+    says(&ends_in_failure(client)?, "Couldn't connect")
+}
+
+/// UDP port 4791 is held by a program that is no part of Ferroce: the error names it.
+pub(super) fn port_held(world: &World<'_>) -> Result<(), Failure> {
+    let wire = world.wire.place.make()?;
+    let fresh = World { wire: &wire, launcher: world.launcher };
+    let script = "import socket, time\n\
+                  s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\n\
+                  s.bind(('::', 4791))\n\
+                  print('bound', flush=True)\n\
+                  time.sleep(1000)\n";
+    let mut holder = {
+        let args = ["-c".into(), script.into()];
+        let command = world.launcher.plain(wire.server.netns(), &[], "/usr/bin/python3".as_ref(), &args);
+        Running::start("holder", command, &world.launcher.output())?
+    };
+    holder.wait_printed("bound", SOON)?;
+    let program = fresh.start("program", &wire.server, Identity::Ordinary, LOG, "wrong", &["--mode", "state"])?;
+    let finished = ends_in_failure(program)?;
+    says(&finished, "4791")?;
+    says(&finished, &holder.program_pid().to_string())
+}
+
+/// A service that cannot be started.
+pub(super) fn service_absent(world: &World<'_>) -> Result<(), Failure> {
+    let wire = world.wire.place.make()?;
+    let env = [LOG[0], ("FERROCE_SERVICE", "/nowhere/ferroced")];
+    let fresh = World { wire: &wire, launcher: world.launcher };
+    let program = fresh.start("program", &wire.server, Identity::Ordinary, &env, "wrong", &["--mode", "state"])?;
+    let finished = ends_in_failure(program)?;
+    if world.launcher.via() == Via::Run { says(&finished, "/nowhere/ferroced") } else { Ok(()) }
+}
+
+/// Runs a pair that must fail at both ends; gives the client.
+fn failing_pingpong(world: &World<'_>, args: &[&str]) -> Result<Finished, Failure> {
+    let port = crate::line::next_port();
+    let port_text = port.to_string();
+    let wire = world.wire;
+    let server_args = [&["-p", &port_text], args].concat();
+    let client_args = [server_args.as_slice(), &[wire.server.address]].concat();
+    let program = "ibv_rc_pingpong";
+    let mut server = world.start("server", &wire.server, Identity::Ordinary, LOG, program, &server_args)?;
+    server.wait_listening(port, crate::line::UNTIL_LISTENING)?;
+    let client = world.start("client", &wire.client, Identity::Ordinary, LOG, program, &client_args)?;
+    ends_in_failure(server)?;
+    ends_in_failure(client)
+}
+
+/// Waits for the end of a program that must fail, not hang and not crash.
+fn ends_in_failure(program: Running) -> Result<Finished, Failure> {
+    let finished = program.wait(SOON)?;
+    match finished.status.code() {
+        Some(code) if (1..126).contains(&code) => Ok(finished),
+        Some(0) => Err(Failure::new(format!("{} succeeded", finished.name)).with(finished.report())),
+        _ => Err(Failure::new(format!("{} crashed", finished.name)).with(finished.report())),
+    }
+}
+
+/// An error unless stderr has `word`.
+fn says(program: &Finished, word: &str) -> Result<(), Failure> {
+    if program.stderr.contains(word) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{} does not say {word:?} on stderr", program.name)).with(program.report()))
+}
+
+fn quiet(program: &Finished) -> Result<(), Failure> {
+    program.check_stderr(&[])
+}
