@@ -1,7 +1,8 @@
 //! `ferroce devices`: what a verbs program would see.
 
 use anyhow::Result;
-use ferroce_service::devices::{self, DeviceInfo, ListOptions};
+use ferroce::Device;
+use ferroce_service::devices::DeviceInfo;
 use serde::Serialize;
 
 use crate::output::{Out, Table};
@@ -48,8 +49,8 @@ struct ShownGid {
 }
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
-    let loopback = std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1");
-    let shown: Vec<Shown> = devices::list(ListOptions { loopback })?.iter().map(Shown::of).collect();
+    let show = |device: &std::sync::Arc<Device>| Shown::of(&device.info(), device.port().active_mtu);
+    let shown: Vec<Shown> = ferroce::devices()?.iter().map(show).collect();
     let mut out = Out::new();
     if args.json {
         out.json(&shown)?;
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
 }
 
 impl Shown {
-    fn of(device: &DeviceInfo) -> Shown {
+    fn of(device: &DeviceInfo, path_mtu: u32) -> Shown {
         Shown {
             device: device.name.clone(),
             interface: device.ifname.clone(),
@@ -68,7 +69,7 @@ impl Shown {
             state: if device.up { "ACTIVE" } else { "DOWN" },
             guid: format!("{:016x}", device.guid),
             interface_mtu: device.mtu,
-            path_mtu: path_mtu(device.mtu),
+            path_mtu,
             gids: device
                 .gids
                 .iter()
@@ -82,12 +83,6 @@ impl Shown {
                 .collect(),
         }
     }
-}
-
-/// The largest path MTU that leaves room for headers, as kernel rxe counts it.
-fn path_mtu(mtu: u32) -> u32 {
-    const HEADERS: u32 = 80;
-    [4096, 2048, 1024, 512].into_iter().find(|path| path + HEADERS <= mtu).unwrap_or(256)
 }
 
 fn table(devices: &[Shown]) -> Table {
@@ -117,7 +112,7 @@ fn table(devices: &[Shown]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_service::devices::GidEntry;
+    use ferroce::GidEntry;
 
     use super::*;
 
@@ -142,7 +137,7 @@ mod tests {
     #[test]
     fn a_person_sees_one_line_for_each_gid() {
         assert_eq!(
-            table(&[Shown::of(&device())]).lines(),
+            table(&[Shown::of(&device(), 1024)]).lines(),
             [
                 "DEVICE    INTERFACE  STATE    MTU  PATH MTU  GUID              GID  ADDRESS",
                 "ferroce0  eth0       ACTIVE  1500      1024  020000fffe000001    0  192.0.2.7",
@@ -153,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_program_sees_numbers_as_numbers() {
-        let json = serde_json::to_value(Shown::of(&device())).expect("can be JSON");
+        let json = serde_json::to_value(Shown::of(&device(), 1024)).expect("can be JSON");
         assert_eq!(json["path_mtu"], 1024);
         assert_eq!(json["gids"][0]["gid"], "::ffff:192.0.2.7");
         assert_eq!(json["gids"][1]["index"], 1);

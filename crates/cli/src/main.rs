@@ -5,9 +5,12 @@
 mod devices;
 mod layout;
 mod output;
+mod perf;
 mod refusal;
+mod rig;
 mod run;
 mod status;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -26,6 +29,8 @@ Examples:
   ferroce run -- ibv_devinfo               a stock program on Ferroce
   ferroce devices                          what such a program sees
   ferroce status                           who uses Ferroce on this host
+  ferroce verify --self                    is every byte right?
+  ferroce perf write-bw --self             how fast is it, and how fast is TCP?
 
 Each command has its own --help with examples."
 )]
@@ -39,6 +44,8 @@ enum Cmd {
     Run(run::RunArgs),
     Devices(devices::DevicesArgs),
     Status(status::StatusArgs),
+    Perf(perf::PerfArgs),
+    Verify(verify::VerifyArgs),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +53,8 @@ fn main() -> ExitCode {
         Cmd::Run(args) => run::run(args),
         Cmd::Devices(args) => devices::run(args),
         Cmd::Status(args) => status::run(args),
+        Cmd::Perf(args) => perf::run(args),
+        Cmd::Verify(args) => verify::run(args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

@@ -103,6 +103,7 @@ mod tests {
             sockets: 4,
             lingering: 0,
             counters: Counters { strays: 2, ..Counters::default() },
+            ..Status::default()
         };
         assert_eq!(
             lines(&status),
