@@ -1,0 +1,13 @@
+//! What `perf` and `verify` share: two processes, a TCP side channel, registered memory, connected queue pairs.
+
+mod control;
+mod endpoint;
+mod memory;
+mod partner;
+mod place;
+
+pub(crate) use control::{Control, listen};
+pub(crate) use endpoint::{Choice, Endpoint, NO_COMPLETION, Peer, PeerQp, QKEY, Settings, status_error};
+pub(crate) use memory::Registered;
+pub(crate) use partner::Partner;
+pub(crate) use place::Place;

@@ -1,0 +1,299 @@
+//! One end of the verifier: what each side does in a case.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ferroce::{
+    Ah, Completion, Qp, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, UdDest, WcFlags, WcOpcode, WcStatus,
+};
+use serde::{Deserialize, Serialize};
+
+use super::arena::{Arena, background, pattern};
+use super::case::{Case, HALF, MAX_INLINE, Op, Transport};
+use crate::rig::{Control, Endpoint, NO_COMPLETION, Peer, PeerQp, Place, QKEY, Settings, status_error};
+
+/// How long a message may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of the area in front of a datagram where its network header goes (IBA 11.4.1.2).
+const GRH_AREA: usize = 40;
+/// Bytes that a receive buffer is longer than its message.
+const SLACK: usize = 16;
+/// Identifiers of requests.
+const SEND_ID: u64 = 0x5e4d_0001;
+const RECV_ID: u64 = 0x4ecf_0002;
+/// Queue depths: one request is in flight at a time.
+pub(super) const SETTINGS: Settings = Settings { depth: 16, events: false, inline: MAX_INLINE };
+
+/// What the server found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Verdict {
+    Right,
+    /// An unreliable message did not arrive, which it may.
+    Lost,
+    Wrong(String),
+}
+
+/// A device, one queue pair of each service type, memory.
+pub(super) struct End {
+    endpoint: Endpoint,
+    qps: Vec<Arc<Qp>>,
+    arena: Arena,
+    psn: u32,
+    /// (server) The receive of a lost message is still posted; the same case comes again and uses it.
+    receive_left: bool,
+}
+
+impl End {
+    pub(super) fn open(place: &Place, control: &Control, settings: Settings) -> Result<End> {
+        let endpoint = Endpoint::open(&place.choice(), control, 3, settings)?;
+        let types = [QpType::Rc, QpType::Uc, QpType::Ud];
+        let qps = types.into_iter().map(|qp_type| endpoint.create_qp(qp_type)).collect::<Result<Vec<_>>>()?;
+        let arena = Arena::new(&endpoint.pd, 2 * HALF)?;
+        Ok(End { endpoint, qps, arena, psn: std::process::id() & 0xff_ffff, receive_left: false })
+    }
+
+    pub(super) fn introduction(&self) -> Peer {
+        Peer {
+            addr: self.endpoint.addr(),
+            mtu: self.endpoint.mtu(),
+            qps: self.qps.iter().map(|qp| PeerQp { qpn: qp.qpn(), psn: self.psn }).collect(),
+            area: self.arena.registered().area(),
+        }
+    }
+
+    pub(super) fn connect(&self, peer: &Peer, mtu: u32) -> Result<Arc<Ah>> {
+        if peer.qps.len() != self.qps.len() {
+            bail!("the peer has {} queue pairs instead of {}", peer.qps.len(), self.qps.len());
+        }
+        for (qp, remote) in self.qps.iter().zip(&peer.qps) {
+            self.endpoint.connect(qp, self.psn, peer, *remote, mtu)?;
+        }
+        Ok(self.endpoint.pd.create_ah(&self.endpoint.path_to(peer.addr))?)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        self.endpoint.describe()
+    }
+
+    /// Bytes that one check looks at.
+    pub(super) fn bytes_checked(&self) -> u64 {
+        self.arena.len() as u64
+    }
+
+    fn qp(&self, transport: Transport) -> &Arc<Qp> {
+        &self.qps[transport as usize]
+    }
+
+    /// Server: fresh memory, a receive if the case takes one.
+    pub(super) fn prepare(&mut self, case: &Case) -> Result<()> {
+        self.arena.reset(case.seed ^ 2);
+        if case.op == Op::Read {
+            self.arena.put(case.whole(true), &pattern(case.seed, case.size as usize));
+        }
+        if case.op.takes_receive() && !std::mem::take(&mut self.receive_left) {
+            let mut sges = Vec::new();
+            if case.op != Op::WriteImm {
+                let mut pieces = case.pieces(false);
+                if case.transport == Transport::Ud {
+                    sges.extend(self.arena.sges(&[(case.whole(false) - GRH_AREA, GRH_AREA)]));
+                    // One element is taken by the header area.
+                    pieces = match pieces.first() {
+                        Some(_) => vec![(case.whole(false), case.size as usize)],
+                        None => pieces,
+                    };
+                }
+                if let Some(last) = pieces.last_mut() {
+                    last.1 += SLACK;
+                }
+                sges.extend(self.arena.sges(&pieces));
+            }
+            self.qp(case.transport).post_recv(RecvWr { wr_id: RECV_ID, sges: sges.into_iter().collect() })?;
+        }
+        Ok(())
+    }
+
+    /// Server: what must have happened has happened, and nothing else.
+    pub(super) fn judge(&mut self, case: &Case, peer: &Peer) -> Result<Verdict> {
+        if case.op.takes_receive() {
+            match self.wait(Instant::now() + if case.transport.is_reliable() { PATIENCE } else { PATIENCE / 5 })? {
+                Some(completion) => {
+                    if let Some(fault) = self.fault_of_receive(case, peer, &completion) {
+                        return Ok(Verdict::Wrong(fault));
+                    }
+                }
+                None if case.transport.is_reliable() => {
+                    return Ok(Verdict::Wrong(format!("no completion within {} s", PATIENCE.as_secs())));
+                }
+                None => {
+                    self.receive_left = true;
+                    return Ok(Verdict::Lost);
+                }
+            }
+        }
+        self.expect(case);
+        let deadline = Instant::now() + PATIENCE / 5;
+        loop {
+            match self.arena.check() {
+                Ok(()) => return Ok(Verdict::Right),
+                // Nothing tells when an unreliable WRITE arrives.
+                Err(_) if case.op == Op::Write && !case.transport.is_reliable() && Instant::now() < deadline => {}
+                Err(_) if case.op == Op::Write && !case.transport.is_reliable() => return Ok(Verdict::Lost),
+                Err(mismatch) => return Ok(Verdict::Wrong(format!("server's memory: {mismatch}"))),
+            }
+        }
+    }
+
+    /// Puts what must have arrived into the model.
+    fn expect(&mut self, case: &Case) {
+        let data = pattern(case.seed, case.size as usize);
+        match case.op {
+            Op::Send | Op::SendImm if case.transport == Transport::Ud => {
+                // The header area belongs to the network header; which of its bytes are set depends on the IP version.
+                self.arena.accept(case.whole(false) - GRH_AREA, GRH_AREA);
+                self.arena.expect(case.whole(false), &data);
+            }
+            Op::Send | Op::SendImm => {
+                let mut at = 0;
+                for (offset, length) in case.pieces(false) {
+                    self.arena.expect(offset, &data[at..at + length]);
+                    at += length;
+                }
+            }
+            Op::Write | Op::WriteImm => self.arena.expect(case.whole(false), &data),
+            Op::Read | Op::CompareSwapMiss => {}
+            Op::CompareSwap => self.arena.expect(case.whole(false), &case.operand().to_ne_bytes()),
+            Op::FetchAdd => {
+                let old = Self::original(case);
+                self.arena.expect(case.whole(false), &old.wrapping_add(case.operand()).to_ne_bytes());
+            }
+        }
+    }
+
+    /// What the server's word holds before an atomic.
+    fn original(case: &Case) -> u64 {
+        background(case.seed ^ 2, case.whole(false))
+    }
+
+    fn fault_of_receive(&self, case: &Case, peer: &Peer, completion: &Completion) -> Option<String> {
+        let is_ud = case.transport == Transport::Ud;
+        let opcode = if case.op == Op::WriteImm { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        let bytes = case.size + if is_ud { GRH_AREA as u32 } else { 0 };
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::WITH_IMM, case.op.has_immediate());
+        flags.set(WcFlags::GRH, is_ud);
+        let mut faults = Vec::new();
+        let mut compare = |what: &str, found: String, expected: String| {
+            if found != expected {
+                faults.push(format!("{what} is {found} instead of {expected}"));
+            }
+        };
+        compare("status", format!("{:?}", completion.status), format!("{:?}", WcStatus::Success));
+        compare("wr_id", completion.wr_id.to_string(), RECV_ID.to_string());
+        compare("opcode", format!("{:?}", completion.opcode), format!("{opcode:?}"));
+        compare("byte_len", completion.byte_len.to_string(), bytes.to_string());
+        compare("wc_flags", format!("{:?}", completion.flags), format!("{flags:?}"));
+        compare("qp_num", completion.qp_num.to_string(), self.qp(case.transport).qpn().to_string());
+        if case.op.has_immediate() {
+            compare("imm_data", completion.imm.to_string(), case.immediate().to_string());
+        }
+        if is_ud {
+            compare("src_qp", completion.src_qp.to_string(), peer.qps[Transport::Ud as usize].qpn.to_string());
+        }
+        (!faults.is_empty()).then(|| format!("server's completion: {}", faults.join(", ")))
+    }
+
+    /// Client: fresh memory, the operation, its completion, its effect here. `Ok(None)`: right.
+    pub(super) fn perform(&mut self, case: &Case, peer: &Peer, ah: &Arc<Ah>) -> Result<Option<String>> {
+        self.arena.reset(case.seed ^ 1);
+        let wr = self.request(case, peer, ah);
+        let qp = self.qp(case.transport);
+        qp.post_send(wr)?;
+        qp.ring();
+        let completion = self.wait(Instant::now() + PATIENCE)?;
+        let completion = completion.with_context(|| format!("no completion within {} s", PATIENCE.as_secs()))?;
+        if completion.status != WcStatus::Success {
+            bail!(status_error(&completion));
+        }
+        let opcode = match case.op {
+            Op::Send | Op::SendImm => WcOpcode::Send,
+            Op::Write | Op::WriteImm => WcOpcode::RdmaWrite,
+            Op::Read => WcOpcode::RdmaRead,
+            Op::CompareSwap | Op::CompareSwapMiss => WcOpcode::CompSwap,
+            Op::FetchAdd => WcOpcode::FetchAdd,
+        };
+        if completion.opcode != opcode || completion.wr_id != SEND_ID || completion.qp_num != qp.qpn() {
+            return Ok(Some(format!("client's completion: {completion:?} instead of {opcode:?}")));
+        }
+        let returned = match case.op {
+            Op::Read => Some(pattern(case.seed, case.size as usize)),
+            _ if case.op.is_atomic() => Some(Self::original(case).to_ne_bytes().to_vec()),
+            _ => None,
+        };
+        if let Some(data) = returned {
+            if completion.byte_len != case.size {
+                return Ok(Some(format!(
+                    "client's completion: byte_len {} instead of {}",
+                    completion.byte_len, case.size
+                )));
+            }
+            let mut at = 0;
+            for (offset, length) in case.pieces(false) {
+                self.arena.expect(offset, &data[at..at + length]);
+                at += length;
+            }
+        }
+        Ok(self.arena.check().err().map(|mismatch| format!("client's memory: {mismatch}")))
+    }
+
+    fn request(&mut self, case: &Case, peer: &Peer, ah: &Arc<Ah>) -> SendWr {
+        let pieces = case.pieces(true);
+        let data = pattern(case.seed, case.size as usize);
+        let gathers = !(case.op == Op::Read || case.op.is_atomic());
+        if gathers && !case.inline {
+            let mut at = 0;
+            for &(offset, length) in &pieces {
+                self.arena.put(offset, &data[at..at + length]);
+                at += length;
+            }
+        }
+        let rkey = peer.area.rkey;
+        let (source, sink) = (peer.area.addr + case.whole(true) as u64, peer.area.addr + case.whole(false) as u64);
+        let (imm, operand, old) = (case.immediate(), case.operand(), Self::original(case));
+        let op = match case.op {
+            Op::Send => SendOp::Send,
+            Op::SendImm => SendOp::SendImm { imm },
+            Op::Write => SendOp::Write { raddr: sink, rkey },
+            Op::WriteImm => SendOp::WriteImm { raddr: sink, rkey, imm },
+            Op::Read => SendOp::Read { raddr: source, rkey },
+            Op::CompareSwap => SendOp::CompareSwap { raddr: sink, rkey, compare: old, swap: operand },
+            Op::CompareSwapMiss => SendOp::CompareSwap { raddr: sink, rkey, compare: !old, swap: operand },
+            Op::FetchAdd => SendOp::FetchAdd { raddr: sink, rkey, add: operand },
+        };
+        let mut flags = SendFlags::SIGNALED;
+        let data = if case.inline {
+            flags |= SendFlags::INLINE;
+            SendData::Inline(data.into_boxed_slice())
+        } else {
+            let pieces = if gathers { pieces } else { case.pieces(false) };
+            SendData::Sges(self.arena.sges(&pieces).into_iter().collect())
+        };
+        let ud = (case.transport == Transport::Ud).then(|| UdDest {
+            path: Arc::clone(ah.path()),
+            qpn: peer.qps[Transport::Ud as usize].qpn,
+            qkey: QKEY,
+        });
+        SendWr { wr_id: SEND_ID, op, flags, data, ud }
+    }
+
+    /// The next completion, if it comes in time.
+    fn wait(&self, deadline: Instant) -> Result<Option<Completion>> {
+        let mut completion = [NO_COMPLETION];
+        while self.endpoint.poll(&mut completion)? == 0 {
+            if Instant::now() > deadline {
+                return Ok(None);
+            }
+        }
+        Ok(Some(completion[0]))
+    }
+}

@@ -1,0 +1,251 @@
+//! `ferroce verify`: every opcode, every byte.
+
+mod arena;
+mod case;
+mod end;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use self::case::{Case, Op, Transport, cases};
+use self::end::{End, SETTINGS, Verdict};
+use crate::output::{Out, Table, complain};
+use crate::rig::{Control, Partner, Peer, Place, Settings, listen};
+
+/// How often an unreliable message may be lost before the path counts as broken.
+const MAX_LOSSES: u32 = 5;
+
+/// Check what RDMA does between two processes, byte by byte.
+///
+/// Runs SEND, WRITE, READ (with immediate, inline, in pieces, of zero length) and atomics over RC, UC and UD with seeded
+/// contents, sizes around every boundary and odd addresses. After each case both ends compare every byte of their
+/// memory, what was to be changed and what was not, and every field of the completions.
+///
+/// Exit code: 0 if all is right, 1 if something is wrong, 125 if the test could not be done.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  ferroce verify --self                    on this machine
+  ferroce verify server                    (one machine)
+  ferroce verify 192.0.2.7 --rounds 10     (another)
+  ferroce verify --self --seed 7 --json")]
+pub(crate) struct VerifyArgs {
+    /// `server`, or the host where the server runs
+    #[arg(value_name = "server|HOST")]
+    target: Option<String>,
+    #[command(flatten)]
+    place: Place,
+    /// How often to run all cases, each time with other contents
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    /// Where the contents come from; a run with the same seed does the same
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Sleep until completions come, instead of polling
+    #[arg(long)]
+    events: bool,
+    /// Path MTU in bytes [default: the largest that both ends can do]
+    #[arg(long)]
+    mtu: Option<u32>,
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// First message of the client.
+#[derive(Serialize, Deserialize)]
+struct Greeting {
+    hello: String,
+    settings: Settings,
+}
+
+const HELLO: &str = "ferroce verify 1";
+
+/// What the client tells the server.
+#[derive(Serialize, Deserialize)]
+enum Step {
+    /// Get ready for the case, then say so.
+    Prepare(Case),
+    /// It is done: judge, and answer a [`Verdict`].
+    Judge,
+    End,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Ready;
+
+/// What was found for one operation of one service type.
+#[derive(Clone, Debug, Serialize)]
+struct Tally {
+    transport: Transport,
+    operation: Op,
+    cases: u64,
+    /// Bytes of messages.
+    message_bytes: u64,
+    /// Bytes compared at both ends.
+    checked_bytes: u64,
+    /// Unreliable messages that were lost and repeated.
+    lost: u64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    client: &'a str,
+    server_address: String,
+    path_mtu: u32,
+    seed: u64,
+    rounds: u32,
+    results: Vec<&'a Tally>,
+    failures: &'a [String],
+}
+
+pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
+    match args.target.as_deref() {
+        Some("server") => serve(args),
+        host => check(args, host),
+    }
+}
+
+fn serve(args: &VerifyArgs) -> Result<u8> {
+    let listener = listen(args.place.port)?;
+    Out::new().line(Partner::greeting(listener.local_addr()?.port()))?;
+    loop {
+        let (stream, from) = listener.accept().context("cannot accept a TCP connection")?;
+        let result = Control::new(stream).and_then(|control| serve_client(args, control));
+        if args.place.once {
+            return result.map(|()| 0);
+        }
+        if let Err(error) = result {
+            complain(format_args!("client {from}: {error:#}"));
+        }
+    }
+}
+
+fn serve_client(args: &VerifyArgs, mut control: Control) -> Result<()> {
+    let greeting: Greeting = control.recv()?;
+    if greeting.hello != HELLO {
+        bail!("the client is another version: it says {:?}", greeting.hello);
+    }
+    let settings = Settings { events: greeting.settings.events, ..SETTINGS };
+    let mut end = End::open(&args.place, &control, settings)?;
+    control.send(&end.introduction())?;
+    let (peer, mtu): (Peer, u32) = control.recv()?;
+    end.connect(&peer, mtu)?;
+    let mut present = None;
+    loop {
+        match control.recv()? {
+            Step::Prepare(case) => {
+                case.check().map_err(anyhow::Error::msg)?;
+                end.prepare(&case)?;
+                present = Some(case);
+                control.send(&Ready)?;
+            }
+            Step::Judge => {
+                let case = present.as_ref().context("the client wants a verdict before any case")?;
+                control.send(&end.judge(case, &peer)?)?;
+            }
+            Step::End => return Ok(()),
+        }
+    }
+}
+
+fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
+    let (mut control, _partner) = args.place.reach("verify", host)?;
+    let settings = Settings { events: args.events, ..SETTINGS };
+    control.send(&Greeting { hello: HELLO.into(), settings })?;
+    let peer: Peer = control.recv()?;
+    let mut end = End::open(&args.place, &control, settings)?;
+    let mtu = args.mtu.unwrap_or_else(|| end.introduction().mtu.min(peer.mtu));
+    let ah = end.connect(&peer, mtu)?;
+    control.send(&(end.introduction(), mtu))?;
+    let client = end.describe();
+    let mut out = Out::new();
+    if !args.json {
+        out.line(format_args!("{client} -> {}; path MTU {mtu}, seed {}", peer.addr, args.seed))?;
+    }
+
+    let mut tallies = BTreeMap::new();
+    let mut failures = Vec::new();
+    'all: for round in 0..args.rounds {
+        for case in cases(args.seed.wrapping_add(u64::from(round) << 32), mtu) {
+            let tally = tallies.entry((case.transport, case.op)).or_insert(Tally {
+                transport: case.transport,
+                operation: case.op,
+                cases: 0,
+                message_bytes: 0,
+                checked_bytes: 0,
+                lost: 0,
+            });
+            if let Some(fault) = one_case(&mut control, &mut end, &case, &peer, &ah, tally)? {
+                failures.push(format!("{case}: {fault}"));
+                // Whatever comes after a wrong case may be wrong because of it.
+                break 'all;
+            }
+        }
+    }
+    control.send(&Step::End)?;
+
+    let results = tallies.values().collect();
+    if args.json {
+        let server_address = peer.addr.to_string();
+        let (seed, rounds, failures) = (args.seed, args.rounds, &failures[..]);
+        out.json(&Report { client: &client, server_address, path_mtu: mtu, seed, rounds, results, failures })?;
+    } else {
+        table(&results).print(&mut out)?;
+        let count: u64 = results.iter().map(|tally| tally.cases).sum();
+        if failures.is_empty() {
+            out.line(format_args!("{count} cases: every byte at both ends is right"))?;
+        }
+    }
+    for failure in &failures {
+        complain(format_args!("WRONG: {failure}"));
+    }
+    Ok(u8::from(!failures.is_empty()))
+}
+
+/// Runs one case, again while an unreliable message gets lost. Gives what is wrong.
+fn one_case(
+    control: &mut Control,
+    end: &mut End,
+    case: &Case,
+    peer: &Peer,
+    ah: &std::sync::Arc<ferroce::Ah>,
+    tally: &mut Tally,
+) -> Result<Option<String>> {
+    for _ in 0..MAX_LOSSES {
+        control.send(&Step::Prepare(*case))?;
+        control.recv::<Ready>()?;
+        if let Some(fault) = end.perform(case, peer, ah).with_context(|| case.to_string())? {
+            return Ok(Some(fault));
+        }
+        control.send(&Step::Judge)?;
+        match control.recv()? {
+            Verdict::Right => {
+                tally.cases += 1;
+                tally.message_bytes += u64::from(case.size);
+                tally.checked_bytes += 2 * end.bytes_checked();
+                return Ok(None);
+            }
+            Verdict::Lost => tally.lost += 1,
+            Verdict::Wrong(fault) => return Ok(Some(fault)),
+        }
+    }
+    Ok(Some(format!("lost {MAX_LOSSES} times on end")))
+}
+
+fn table(tallies: &[&Tally]) -> Table {
+    let mut table = Table::new(&["TYPE", "OPERATION", ">CASES", ">MESSAGE BYTES", ">BYTES CHECKED", ">LOST"]);
+    for tally in tallies {
+        table.row([
+            format!("{:?}", tally.transport).to_uppercase(),
+            tally.operation.to_string(),
+            tally.cases.to_string(),
+            tally.message_bytes.to_string(),
+            tally.checked_bytes.to_string(),
+            if tally.transport.is_reliable() { "-".into() } else { tally.lost.to_string() },
+        ]);
+    }
+    table
+}

@@ -1,0 +1,104 @@
+//! `ferroce verify` and `ferroce perf` between two processes of this machine.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// The command, after the service was built beside it (a test of this package alone does not build it).
+fn ferroce() -> Command {
+    static SERVICE: OnceLock<()> = OnceLock::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_ferroce"));
+    SERVICE.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "ferroce-service", "--bin", "ferroced"]);
+        if program.parent().is_some_and(|dir| dir.ends_with("release")) {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo can be run").success(), "ferroced can be built");
+    });
+    let mut command = Command::new(program);
+    command.env("FERROCE_SERVICE", program.with_file_name("ferroced"));
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    ferroce().args(args).output().expect("ferroce can be run")
+}
+
+#[track_caller]
+fn json(args: &[&str]) -> Value {
+    let output = run(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {:?}: {stderr}", output.status);
+    serde_json::from_slice(&output.stdout).expect("stdout is JSON")
+}
+
+#[test]
+fn every_byte_of_every_operation_is_right() {
+    for arguments in [&["--seed", "7"][..], &["--seed", "8", "--mtu", "256", "--events"]] {
+        let report = json(&[&["verify", "--self", "--json"], arguments].concat());
+        let results = report["results"].as_array().expect("a list");
+        assert_eq!(results.len(), 14, "8 operations of RC, 4 of UC, 2 of UD");
+        for result in results {
+            assert!(result["cases"].as_u64().expect("a number") >= 8, "{result}");
+        }
+        assert_eq!(report["failures"], Value::Array(vec![]));
+    }
+}
+
+#[test]
+fn all_tests_give_figures_for_both_sides() {
+    let report = json(&["perf", "all", "--self", "--iters", "200", "--qps", "3", "--json"]);
+    let results = report["results"].as_array().expect("a list");
+    assert_eq!(results.len(), 8);
+    for result in results {
+        assert_eq!(result["messages"], 200, "{result}");
+        let tcp = &result["tcp"];
+        if result["test"].as_str().expect("a name").ends_with("-bw") {
+            assert!(result["gbit_per_second"].as_f64() > Some(0.0) && tcp["gbit_per_second"].as_f64() > Some(0.0));
+        } else {
+            assert!(result["latency_us"]["median"].as_f64() > Some(0.0), "{result}");
+            assert!(tcp["latency_us"]["p99"].as_f64() >= tcp["latency_us"]["median"].as_f64(), "{result}");
+        }
+    }
+}
+
+#[test]
+fn events_instead_of_polling() {
+    let report = json(&["perf", "send-lat", "--self", "--iters", "50", "--sizes", "2,4K", "--events", "--json"]);
+    assert_eq!(report["mode"], "events");
+    assert_eq!(report["results"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn a_table_for_people() {
+    let output = run(&["perf", "write-bw", "--self", "--iters", "100", "--sizes", "2,64K", "--no-tcp"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines.len(), 4, "{stdout}");
+    assert!(
+        lines[0].contains("path MTU") && lines[1].starts_with("TEST ") && lines[3].starts_with("write-bw"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn wrong_input_is_told_in_one_line() {
+    for (args, word) in [
+        (&["perf", "write-bw"][..], "use --self"),
+        (&["perf", "write-bw", "127.0.0.1", "--port", "1"], "no TCP connection to 127.0.0.1:1"),
+        (&["perf", "write-bw", "no-such-host.invalid"], "no-such-host.invalid"),
+        (&["perf", "write-bw", "--self", "--device", "nothing0"], "there is no device or interface nothing0"),
+        (&["perf", "write-bw", "--self", "--gid-index", "200"], "GID index 200"),
+        (&["perf", "write-lat", "--self", "--events"], "leave out --events"),
+        (&["verify", "127.0.0.1", "--self"], "leave out the host"),
+        (&["verify", "--self", "--mtu", "8192"], "path_mtu"),
+    ] {
+        let output = run(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{args:?}: {stderr}");
+        assert!(stderr.lines().any(|line| line.starts_with("ferroce: ") && line.contains(word)), "{args:?}: {stderr}");
+    }
+}
