@@ -211,8 +211,13 @@ impl Connection {
     fn exchange(&self, request: Request, send: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
         let mut id = self.exchange.lock();
         *id += 1;
-        let message = protocol::encode(*id, request);
-        seqpacket::send(&self.socket, &[&message], send, SendFlags::empty()).map_err(|errno| self.lost(errno))?;
+        // The same request may be sent several times; the answer to any of them is the answer.
+        let first = *id;
+        let send_as = |id| {
+            let message = protocol::encode(id, request.clone());
+            seqpacket::send(&self.socket, &[&message], send, SendFlags::empty()).map_err(|errno| self.lost(errno))
+        };
+        send_as(first)?;
         let deadline = Instant::now() + self.patience;
         let mut buffer = vec![0; REPLY_BYTES_MAX];
         loop {
@@ -227,11 +232,15 @@ impl Connection {
             })?;
             match reply.body {
                 // 0: it could not tell to which request.
-                Reply::Error { errno, what } if reply.id == *id || reply.id == 0 => {
+                Reply::Error { errno, what } if (first..=*id).contains(&reply.id) || reply.id == 0 => {
                     return Err(ServiceError::new(errno, what));
                 }
-                body if reply.id == *id => return Ok((body, received.descriptors)),
-                // To a request that was given up.
+                Reply::Restarted if Instant::now() < deadline => {
+                    *id += 1;
+                    send_as(*id)?;
+                }
+                body if (first..=*id).contains(&reply.id) => return Ok((body, received.descriptors)),
+                // To a request that was given up or answered already; its lane, if any, goes back with its descriptors.
                 _ => {}
             }
         }
@@ -340,9 +349,12 @@ impl LaneLease {
     /// Gives the lane back and waits for the service to confirm it: nothing is steered to it any more. Receive sockets
     /// that were taken out should be closed before.
     pub fn release(self) -> Result<(), ServiceError> {
-        match self.connection.request(Request::ReleaseLane { lane: self.lane })? {
-            (Reply::Released { .. }, _) => Ok(()),
-            (other, _) => Err(unexpected(&other)),
+        match self.connection.request(Request::ReleaseLane { lane: self.lane }) {
+            Ok((Reply::Released { .. }, _)) => Ok(()),
+            Ok((other, _)) => Err(unexpected(&other)),
+            // It was given back before: the service crashed between doing it and saying it.
+            Err(error) if error.errno() == libc::EINVAL => Ok(()),
+            Err(error) => Err(error),
         }
     }
 }

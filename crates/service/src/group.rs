@@ -16,11 +16,15 @@
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use serde::{Deserialize, Serialize};
+
+use crate::store::{Held, Key, Store};
 use crate::{LANE_MAX, ServiceError, owner, steer, sys};
 
 /// Sockets in the group, at most: every lane, as many whose former holders linger, and spares.
@@ -36,7 +40,7 @@ const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 pub(crate) type SocketId = u64;
 
 /// What a socket of the group is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Role {
     /// Index 0: strays.
     Service,
@@ -77,11 +81,20 @@ pub(crate) struct Group {
     port: u16,
     v6: bool,
     next_id: SocketId,
+    store: Arc<Store>,
+}
+
+/// What of a group is not a descriptor.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    v6: bool,
+    next_id: SocketId,
+    slots: Vec<(SocketId, u64, Role)>,
 }
 
 impl Group {
     /// Opens the port with the service's own socket.
-    pub(crate) fn open(port: u16) -> Result<Group, ServiceError> {
+    pub(crate) fn open(port: u16, store: Arc<Store>) -> Result<Group, ServiceError> {
         refuse_strangers(port)?;
         let (socket, v6) = match bind_socket(true, port) {
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => (bind_socket(false, port), false),
@@ -90,10 +103,66 @@ impl Group {
         let socket = socket.map_err(|errno| port_error(port, errno))?;
         let inode = inode(&socket).map_err(|errno| port_error(port, errno))?;
         want_destinations(&socket, v6).map_err(|errno| port_error(port, errno))?;
+        store.put(Key::Socket(0), &socket).map_err(|errno| port_error(port, errno))?;
         let slot = Slot { id: 0, inode, role: Role::Service, socket: Some(socket) };
-        let group = Group { slots: vec![slot], port, v6, next_id: 1 };
-        group.attach()?;
+        let group = Group { slots: vec![slot], port, v6, next_id: 1, store };
+        group.save();
+        group.attach().inspect_err(|_| group.store.remove(Key::Socket(0)))?;
         Ok(group)
+    }
+
+    /// Takes over the group of a service that has crashed, whatever it was doing; None: it had none.
+    ///
+    /// Each change of the kernel's order is saved before the next one, so that at most one is not.
+    pub(crate) fn resume(port: u16, store: Arc<Store>, held: &mut Held) -> Result<Option<Group>, ServiceError> {
+        let saved: Option<Saved> = store.load_group();
+        let Some(Saved { v6, next_id, slots }) = saved.filter(|_| held.contains_key(&Key::Socket(0))) else {
+            // It may have been about to open the port.
+            if held.remove(&Key::Socket(0)).is_some() {
+                store.remove(Key::Socket(0));
+            }
+            return Ok(None);
+        };
+        let slots = slots
+            .into_iter()
+            .map(|(id, inode, role)| Slot { id, inode, role, socket: held.remove(&Key::Socket(id)) })
+            .collect();
+        let mut group = Group { slots, port, v6, next_id, store };
+        // It closed a socket; the last one has taken its place.
+        while let Some(at) = group.slots.iter().position(|slot| slot.socket.is_none() && slot.role != Role::Ghost) {
+            group.closed(at);
+        }
+        // It appended a socket.
+        let appended: Vec<SocketId> =
+            held.keys().filter_map(|key| if let Key::Socket(id) = key { Some(*id) } else { None }).collect();
+        for id in appended {
+            let socket = held.remove(&Key::Socket(id)).expect("the key is there");
+            let inode = inode(&socket).map_err(|errno| port_error(port, errno))?;
+            group.slots.push(Slot { id, inode, role: Role::Spare, socket: Some(socket) });
+            group.next_id = group.next_id.max(id + 1);
+            group.settle_ghosts(true);
+        }
+        group.save();
+        group.attach()?;
+        Ok(Some(group))
+    }
+
+    /// Sockets that lanes are steered to.
+    pub(crate) fn leased(&self) -> impl Iterator<Item = (SocketId, u16)> {
+        self.slots.iter().filter_map(|slot| match slot.role {
+            Role::Leased(lane) => Some((slot.id, lane)),
+            _ => None,
+        })
+    }
+
+    /// Sockets of lanes that were given back and may still be held by their former holder.
+    pub(crate) fn unmapped(&self) -> impl Iterator<Item = SocketId> {
+        self.slots.iter().filter(|slot| slot.role == Role::Lingering).map(|slot| slot.id)
+    }
+
+    fn save(&self) {
+        let slots = self.slots.iter().map(|slot| (slot.id, slot.inode, slot.role)).collect();
+        self.store.save_group(&Saved { v6: self.v6, next_id: self.next_id, slots });
     }
 
     /// The socket that gets what no lane wants.
@@ -114,8 +183,10 @@ impl Group {
             .map_err(|errno| ServiceError::system("cannot lend a socket", errno))?;
         slot.role = Role::Leased(lane);
         let id = slot.id;
+        self.save();
         if let Err(error) = self.attach() {
             self.slots[at].role = Role::Spare;
+            self.save();
             return Err(error);
         }
         Ok((id, copy))
@@ -126,6 +197,7 @@ impl Group {
         let slot = self.slot_mut(id);
         assert!(matches!(slot.role, Role::Leased(_)), "{slot:?} is not leased");
         slot.role = Role::Lingering;
+        self.save();
         if let Err(error) = self.attach() {
             // The old program stays: the lane's packets go to a socket that nobody reads. No other lane is touched.
             log::warn!("a returned lane stays mapped until the next change: {error}");
@@ -137,6 +209,7 @@ impl Group {
         let slot = self.slot_mut(id);
         assert_eq!(slot.role, Role::Lingering, "{slot:?} is not lingering");
         slot.role = Role::Done;
+        self.save();
         self.sweep();
     }
 
@@ -220,9 +293,11 @@ impl Group {
         let failed = |errno| ServiceError::system(format!("no lane: cannot open UDP port {}", self.port), errno);
         let socket = bind_socket(self.v6, self.port).map_err(failed)?;
         let inode = inode(&socket).map_err(failed)?;
+        self.store.put(Key::Socket(self.next_id), &socket).map_err(failed)?;
         self.slots.push(Slot { id: self.next_id, inode, role: Role::Spare, socket: Some(socket) });
         self.next_id += 1;
         self.settle_ghosts(true);
+        self.save();
         Ok(())
     }
 
@@ -230,14 +305,22 @@ impl Group {
     fn close(&mut self, at: usize) {
         let last = self.slots.len() - 1;
         assert!(at == last || self.slots[last].role.may_move(), "only a spare may move");
-        assert!(matches!(self.slots[at].role, Role::Done | Role::Spare), "{:?} is in use", self.slots[at]);
         drop(self.slots[at].socket.take());
-        if self.slots[at].role == Role::Done && self.bound_inodes().is_some_and(|i| i.contains(&self.slots[at].inode)) {
+        self.store.remove(Key::Socket(self.slots[at].id));
+        self.closed(at);
+    }
+
+    /// Takes note of a socket that neither this process nor the keeper has any more.
+    fn closed(&mut self, at: usize) {
+        let Slot { role, inode, .. } = self.slots[at];
+        assert!(matches!(role, Role::Done | Role::Spare), "{:?} was in use", self.slots[at]);
+        if role == Role::Done && self.bound_inodes().is_some_and(|bound| bound.contains(&inode)) {
             log::warn!("a process keeps the socket of a lane that it gave back");
             self.slots[at].role = Role::Ghost;
-            return;
+        } else {
+            self.slots.swap_remove(at);
         }
-        self.slots.swap_remove(at);
+        self.save();
     }
 
     /// Takes note of ghosts that have gone. `appended`: it may have been before or after the last socket was appended.
@@ -268,6 +351,7 @@ impl Group {
         if appended && let Some(last) = self.slots.last_mut() {
             last.role = Role::Burnt;
         }
+        self.save();
     }
 
     /// Inodes of the sockets that are bound to the port; None where the kernel does not tell.

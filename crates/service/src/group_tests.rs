@@ -92,7 +92,7 @@ fn check(group: &Group, sender: &mut Sender, leases: &[Leased], unleased: &[u16]
 #[test]
 fn steering_stays_right_while_lanes_come_and_go() {
     let port = free_port();
-    let mut group = Group::open(port).unwrap();
+    let mut group = Group::open(port, Arc::default()).unwrap();
     let mut sender = Sender::new(port);
     check(&group, &mut sender, &[], &[0, 1, 1023]);
 
@@ -119,7 +119,7 @@ fn steering_stays_right_while_lanes_come_and_go() {
 #[test]
 fn a_socket_that_a_process_keeps_moves_nothing_when_it_goes_at_last() {
     let port = free_port();
-    let mut group = Group::open(port).unwrap();
+    let mut group = Group::open(port, Arc::default()).unwrap();
     let mut sender = Sender::new(port);
     let mut leases: Vec<Leased> = (1..=6).map(|lane| lease(&mut group, lane)).collect();
 
@@ -153,7 +153,7 @@ fn a_socket_that_a_process_keeps_moves_nothing_when_it_goes_at_last() {
 #[test]
 fn a_ghost_that_goes_alone_costs_nothing() {
     let port = free_port();
-    let mut group = Group::open(port).unwrap();
+    let mut group = Group::open(port, Arc::default()).unwrap();
     let mut sender = Sender::new(port);
     let mut leases: Vec<Leased> = (1..=4).map(|lane| lease(&mut group, lane)).collect();
     for round in 0..5 {
@@ -170,7 +170,7 @@ fn a_ghost_that_goes_alone_costs_nothing() {
 
 #[test]
 fn sockets_are_never_lent_twice() {
-    let mut group = Group::open(free_port()).unwrap();
+    let mut group = Group::open(free_port(), Arc::default()).unwrap();
     let mut seen = std::collections::HashSet::new();
     for round in 0..50u16 {
         let leased = lease(&mut group, 1 + round % 7);
@@ -183,7 +183,7 @@ fn sockets_are_never_lent_twice() {
 fn a_port_in_use_is_refused_with_its_holder() {
     let port = free_port();
     let _holder = UdpSocket::bind(("0.0.0.0", port)).unwrap();
-    let error = Group::open(port).unwrap_err();
+    let error = Group::open(port, Arc::default()).unwrap_err();
     assert_eq!(error.errno(), libc::EADDRINUSE);
     let text = error.to_string();
     assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
@@ -193,7 +193,7 @@ fn a_port_in_use_is_refused_with_its_holder() {
 #[test]
 fn every_lane_can_be_leased() {
     let port = free_port();
-    let mut group = Group::open(port).unwrap();
+    let mut group = Group::open(port, Arc::default()).unwrap();
     let mut sender = Sender::new(port);
     // Lanes beyond a few are checked by number, not by descriptors: a test process may have few of those.
     let leases: Vec<Leased> = (1..=300).map(|lane| lease(&mut group, lane * 3)).collect();

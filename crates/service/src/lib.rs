@@ -8,6 +8,7 @@ pub mod client;
 pub mod devices;
 mod error;
 mod group;
+pub mod keeper;
 mod netlink;
 mod owner;
 pub mod protocol;
@@ -15,6 +16,7 @@ mod seqpacket;
 pub mod server;
 pub mod start;
 mod steer;
+mod store;
 mod sys;
 
 pub use error::ServiceError;

@@ -91,6 +91,9 @@ pub enum Reply {
     },
     /// To `Status`.
     Status(StatusPage),
+    /// With id 0 and without a request: the service crashed, another one took over. Requests without an answer are to be
+    /// sent again.
+    Restarted,
     /// To any request.
     Error {
         /// As in `errno`.
@@ -114,12 +117,18 @@ pub struct StatusPage {
 pub struct Status {
     /// Process id of the service, in its own pid namespace.
     pub pid: u32,
+    /// Process id of its keeper, in the same pid namespace; 0: it has none, or lost it.
+    #[serde(default)]
+    pub keeper: u32,
     /// Effective user id of the service, in its own user namespace.
     pub uid: u32,
     /// UDP port of the group.
     pub port: u16,
     /// Seconds since the service started.
     pub uptime_s: u64,
+    /// How often it crashed since, and was taken over without loss.
+    #[serde(default)]
+    pub restarts: u32,
     /// The programs that are connected, the asking one included.
     pub clients: Vec<ClientStatus>,
     /// Sockets of the group, the service's own and spare ones included; 0: the port is not open.

@@ -6,22 +6,25 @@
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, getppid, getrlimit, setrlimit};
 
 use crate::group::{Group, SocketId};
 use crate::protocol::{
     self, ClientStatus, Counters, PROGRAM_CHARS_MAX, REQUEST_BYTES_MAX, Reply, Request, STATUS_PAGE, Status,
     StatusPage, VERSION,
 };
+use crate::store::{Key, Store};
 use crate::sys::Peer;
 use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, seqpacket, sys};
 
 mod relay;
+mod resume;
 
 /// Lanes of one program, at most. (A lane has 16,384 QP numbers.)
 pub const LANES_PER_CLIENT_MAX: usize = 64;
@@ -106,7 +109,8 @@ impl Source {
 struct Client {
     connection: OwnedFd,
     peer: Peer,
-    since: Instant,
+    /// Seconds of Unix time.
+    since_s: u64,
     /// None before its `Hello`.
     program: Option<String>,
     /// Ends (becomes readable) with the process.
@@ -132,7 +136,13 @@ pub struct Service {
     group: Option<Group>,
     listener: OwnedFd,
     uid: u32,
-    started: Instant,
+    /// Seconds of Unix time.
+    started_s: u64,
+    /// How often the service crashed and was taken over.
+    restarts: u32,
+    store: Arc<Store>,
+    /// The store does not have the state as it is.
+    dirty: bool,
     clients: BTreeMap<u64, Client>,
     lends: BTreeMap<SocketId, Lend>,
     /// Lane of each lent socket, by lane number.
@@ -151,43 +161,35 @@ pub struct Service {
 impl Service {
     /// Binds the name. EADDRINUSE: another service runs already.
     pub fn bind(options: ServerOptions) -> Result<Service, ServiceError> {
-        let failed = |errno: Errno| {
-            ServiceError::system(format!("cannot listen at the abstract Unix socket name {:?}", options.name), errno)
-        };
-        let listener = seqpacket::socket(SocketFlags::NONBLOCK).map_err(failed)?;
-        rustix::net::bind(&listener, &seqpacket::address(&options.name).map_err(failed)?).map_err(failed)?;
-        rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
+        let listener = listen(&options.name)?;
+        Service::new(options, listener, Store::default())
+    }
+
+    fn new(options: ServerOptions, listener: OwnedFd, store: Store) -> Result<Service, ServiceError> {
+        let failed = |errno| ServiceError::system("cannot watch the service's sockets", errno);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &listener, Source::Listener.token(), epoll::EventFlags::IN).map_err(failed)?;
-        let now = Instant::now();
         Ok(Service {
             options,
             epoll,
             group: None,
             listener,
             uid: rustix::process::geteuid().as_raw(),
-            started: now,
+            started_s: unix_time_s(),
+            restarts: 0,
+            store: Arc::new(store),
+            dirty: false,
             clients: BTreeMap::new(),
             lends: BTreeMap::new(),
             lanes: BTreeMap::new(),
             next_client: 1,
             next_lane: rand::random_range(1..=LANE_MAX),
             counters: Counters::default(),
-            idle_since: now,
+            idle_since: Instant::now(),
             accept_again: None,
             buffer: vec![0; relay::BUFFER_BYTES],
             stop: false,
         })
-    }
-
-    /// Lets this process have as many descriptors as the system allows: each lane needs three. For the service's own
-    /// process only.
-    pub fn raise_descriptor_limit(&self) {
-        let mut limit = getrlimit(Resource::Nofile);
-        limit.current = limit.maximum;
-        if let Err(errno) = setrlimit(Resource::Nofile, limit) {
-            log::warn!("cannot raise the limit of descriptors: {errno}");
-        }
     }
 
     /// Serves until idle for the time that the options say.
@@ -229,6 +231,7 @@ impl Service {
                 self.handle(source, flags);
             }
             self.keep_house();
+            self.save();
         }
         Ok(())
     }
@@ -314,13 +317,16 @@ impl Service {
             Ok(peer) => peer,
             Err(error) => return log::warn!("a client without credentials: {error}"),
         };
-        if let Err(errno) = epoll::add(&self.epoll, &connection, Source::Client(id).token(), epoll::EventFlags::IN) {
+        let watch = epoll::add(&self.epoll, &connection, Source::Client(id).token(), epoll::EventFlags::IN)
+            .and_then(|()| self.store.put(Key::Client(id), &connection));
+        if let Err(errno) = watch {
             return log::warn!("cannot watch a client: {errno}");
         }
         self.next_client += 1;
         let client =
-            Client { connection, peer, since: Instant::now(), program: None, pidfd: None, lanes: BTreeMap::new() };
+            Client { connection, peer, since_s: unix_time_s(), program: None, pidfd: None, lanes: BTreeMap::new() };
         self.clients.insert(id, client);
+        self.dirty = true;
     }
 
     fn remove_client(&mut self, id: u64, why: &str) {
@@ -329,10 +335,14 @@ impl Service {
             return;
         };
         log::debug!("client {:?} (pid {}) goes: {why}", client.program, client.peer.pid);
+        self.dirty = true;
         if let Some(pidfd) = &client.pidfd {
             // Closing is not enough: the client has another copy of the same open file, which epoll would still watch.
             let _ = epoll::delete(&self.epoll, pidfd);
+            self.store.remove(Key::Pidfd(id));
         }
+        self.unwatch(&client.connection);
+        self.store.remove(Key::Client(id));
         for lane in client.lanes.keys() {
             self.free_lane(*lane);
         }
@@ -416,9 +426,11 @@ impl Service {
         let client = self.clients.get_mut(&id).expect("the client asks");
         if let Some(pidfd) = descriptors.into_iter().next() {
             epoll::add(&self.epoll, &pidfd, Source::Death(id).token(), epoll::EventFlags::IN)
+                .and_then(|()| self.store.put(Key::Pidfd(id), &pidfd))
                 .map_err(|errno| ServiceError::system("the descriptor of Hello is not a pidfd", errno))?;
             client.pidfd = Some(pidfd);
         }
+        self.dirty = true;
         let printable = program.chars().map(|c| if c.is_control() { '?' } else { c });
         client.program = Some(printable.take(PROGRAM_CHARS_MAX).collect());
         Ok(Reply::Welcome { version: VERSION, pid: std::process::id(), uid: self.uid })
@@ -448,13 +460,16 @@ impl Service {
             seqpacket::pair().map_err(|errno| ServiceError::system("no lane: cannot make its relay", errno))?;
         let group = self.open_group()?;
         let (socket, copy) = group.lease(lane)?;
-        if let Err(errno) = epoll::add(&self.epoll, &ours, Source::Relay(socket).token(), epoll::EventFlags::IN) {
+        let watch = epoll::add(&self.epoll, &ours, Source::Relay(socket).token(), epoll::EventFlags::IN)
+            .and_then(|()| self.store.put(Key::Relay(socket), &ours));
+        if let Err(errno) = watch {
             let group = self.group.as_mut().expect("it was just opened");
             group.unmap(socket);
             drop(copy);
             group.let_go(socket);
             return Err(ServiceError::system("no lane: cannot watch its relay", errno));
         }
+        self.dirty = true;
         self.lends.insert(socket, Lend { relay: ours, lane: Some(lane) });
         self.lanes.insert(lane, socket);
         self.clients.get_mut(&id).expect("the client asks").lanes.insert(lane, socket);
@@ -496,12 +511,23 @@ impl Service {
 
     fn open_group(&mut self) -> Result<&mut Group, ServiceError> {
         if self.group.is_none() {
-            let group = Group::open(self.options.port)?;
-            epoll::add(&self.epoll, group.own_socket(), Source::Strays.token(), epoll::EventFlags::IN)
-                .map_err(|errno| ServiceError::system("cannot watch the service's own socket", errno))?;
+            let group = Group::open(self.options.port, Arc::clone(&self.store))?;
+            self.watch_strays(&group)?;
             self.group = Some(group);
         }
         Ok(self.group.as_mut().expect("it was just opened"))
+    }
+
+    fn watch_strays(&self, group: &Group) -> Result<(), ServiceError> {
+        epoll::add(&self.epoll, group.own_socket(), Source::Strays.token(), epoll::EventFlags::IN)
+            .map_err(|errno| ServiceError::system("cannot watch the service's own socket", errno))
+    }
+
+    /// Closing is not enough for what others have copies of (the keeper): epoll would still watch it.
+    fn unwatch(&self, descriptor: &OwnedFd) {
+        if let Err(errno) = epoll::delete(&self.epoll, descriptor) {
+            log::debug!("not watched: {errno}");
+        }
     }
 
     fn release(&mut self, id: u64, lane: u16) -> Result<Reply, ServiceError> {
@@ -510,6 +536,7 @@ impl Service {
             return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} is not leased to this program")));
         }
         self.free_lane(lane);
+        self.dirty = true;
         Ok(Reply::Released { lane })
     }
 
@@ -524,7 +551,11 @@ impl Service {
             }
             self.free_lane(lane);
         }
-        self.lends.remove(&socket);
+        if let Some(lend) = self.lends.remove(&socket) {
+            self.unwatch(&lend.relay);
+        }
+        self.store.remove(Key::Relay(socket));
+        self.dirty = true;
         self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
     }
 
@@ -533,9 +564,11 @@ impl Service {
         let clients = rest.by_ref().take(STATUS_PAGE).map(|(_, client)| client.status()).collect();
         let status = Status {
             pid: std::process::id(),
+            keeper: getppid().filter(|_| self.store.is_kept()).map_or(0, |pid| pid.as_raw_nonzero().get() as u32),
             uid: self.uid,
             port: self.options.port,
-            uptime_s: self.started.elapsed().as_secs(),
+            uptime_s: unix_time_s().saturating_sub(self.started_s),
+            restarts: self.restarts,
             clients,
             sockets: self.group.as_ref().map_or(0, |group| group.len() as u32),
             lingering: self.group.as_ref().map_or(0, |group| group.lingering() as u32),
@@ -545,10 +578,12 @@ impl Service {
     }
 
     fn reply(&mut self, id: u64, request: u64, reply: Reply, descriptors: &[BorrowedFd<'_>]) {
+        let message = protocol::encode(request, reply);
+        // What the client is told must survive a crash.
+        self.save();
         let Some(client) = self.clients.get(&id) else {
             return;
         };
-        let message = protocol::encode(request, reply);
         // A client that does not read its replies is no client.
         if let Err(errno) = seqpacket::send(&client.connection, &[&message], descriptors, SendFlags::DONTWAIT) {
             log::debug!("no reply to client {id}: {errno}");
@@ -567,10 +602,34 @@ impl Client {
             pid: self.peer.pid,
             uid: self.peer.uid,
             program: self.program.clone().unwrap_or_default(),
-            age_s: self.since.elapsed().as_secs(),
+            age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
         }
     }
+}
+
+/// Lets this process have as many descriptors as the system allows: each lane needs several. For the service's own
+/// processes only.
+pub fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(errno) = setrlimit(Resource::Nofile, limit) {
+        log::warn!("cannot raise the limit of descriptors: {errno}");
+    }
+}
+
+/// Listens at an abstract Unix socket name. EADDRINUSE: another service runs already.
+pub(crate) fn listen(name: &str) -> Result<OwnedFd, ServiceError> {
+    let failed =
+        |errno: Errno| ServiceError::system(format!("cannot listen at the abstract Unix socket name {name:?}"), errno);
+    let listener = seqpacket::socket(SocketFlags::NONBLOCK).map_err(failed)?;
+    rustix::net::bind(&listener, &seqpacket::address(name).map_err(failed)?).map_err(failed)?;
+    rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
+    Ok(listener)
+}
+
+fn unix_time_s() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// What every user without a number in this user namespace looks like.

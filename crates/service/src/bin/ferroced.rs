@@ -1,11 +1,13 @@
 //! `ferroced`: the service of a network namespace. Programs start it by themselves; see `ferroced --help`.
 
 use std::io::Write;
-use std::process::ExitCode;
+use std::os::fd::AsFd;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use ferroce_service::server::{ServerOptions, Service};
+use ferroce_service::server::{ServerOptions, Service, raise_descriptor_limit};
 use ferroce_service::start::{READY, TAKEN};
+use ferroce_service::{ServiceError, keeper};
 
 const HELP: &str = "\
 ferroced: the Ferroce service, which shares UDP port 4791 of a network namespace among its programs.
@@ -18,9 +20,15 @@ Programs start it by themselves; it ends when nobody has used it for a while.
   FERROCE_SERVICE_IDLE_S   seconds without users after which it ends (10; 0: never)
 ";
 
+/// What the keeper calls its child with.
+const WORKER: &str = "--worker";
+
+/// This program, also when its file was replaced.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
 fn main() -> ExitCode {
     let arguments = std::env::args().skip(1).collect();
-    let (options, ready) = match parse(arguments, std::env::var("FERROCE_SERVICE_IDLE_S").ok()) {
+    let parsed = match parse(arguments, std::env::var("FERROCE_SERVICE_IDLE_S").ok()) {
         Ok(Some(parsed)) => parsed,
         Ok(None) => {
             let _ = std::io::stdout().write_all(HELP.as_bytes());
@@ -28,26 +36,48 @@ fn main() -> ExitCode {
         }
         Err(what) => return fail(&what),
     };
-    let service = match Service::bind(options) {
-        Ok(service) => service,
-        Err(error) if error.errno() == libc::EADDRINUSE && ready => {
-            let _ = std::io::stdout().write_all(TAKEN.as_bytes());
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => return fail(&error.to_string()),
+    raise_descriptor_limit();
+    let outcome = match parsed.role {
+        Role::Worker => work(parsed.options),
+        Role::Keeper { ready } => match keep(&parsed.options, ready) {
+            Err(error) if error.errno() == libc::EADDRINUSE && ready => {
+                let _ = std::io::stdout().write_all(TAKEN.as_bytes());
+                Ok(())
+            }
+            outcome => outcome,
+        },
     };
-    service.raise_descriptor_limit();
-    if ready {
-        let _ = std::io::stdout().write_all(READY.as_bytes()).and_then(|()| std::io::stdout().flush());
-        // Whoever waits for the end of our output need not wait for ours.
-        if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
-            let _ = rustix::stdio::dup2_stdout(null);
-        }
-    }
-    match service.run() {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
     }
+}
+
+fn keep(options: &ServerOptions, ready: bool) -> Result<(), ServiceError> {
+    let worker = || {
+        let mut command = Command::new(THIS_PROGRAM);
+        command.args([WORKER, "--name", &options.name, "--port", &options.port.to_string()]);
+        command
+    };
+    keeper::run(&options.name, &worker, || {
+        if ready {
+            let _ = std::io::stdout().write_all(READY.as_bytes()).and_then(|()| std::io::stdout().flush());
+            // Whoever waits for the end of our output need not wait for ours.
+            if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+                let _ = rustix::stdio::dup2_stdout(null);
+            }
+        }
+    })
+}
+
+/// Serves; the keeper is at standard input.
+fn work(options: ServerOptions) -> Result<(), ServiceError> {
+    let keeper = std::io::stdin().as_fd().try_clone_to_owned();
+    let keeper = keeper.map_err(|error| ServiceError::new(libc::EBADF, format!("no keeper: {error}")))?;
+    if let Ok(null) = std::fs::File::open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdin(null);
+    }
+    Service::resume(options, keeper)?.run()
 }
 
 /// Standard error of a service that a program started is /dev/null; that program reads standard output.
@@ -57,10 +87,20 @@ fn fail(what: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Options and whether to say `ready`; None: help.
-fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<(ServerOptions, bool)>, String> {
+struct Parsed {
+    options: ServerOptions,
+    role: Role,
+}
+
+enum Role {
+    Keeper { ready: bool },
+    Worker,
+}
+
+/// None: help.
+fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed>, String> {
     let mut options = ServerOptions::default();
-    let mut ready = false;
+    let mut role = Role::Keeper { ready: false };
     if let Some(text) = idle_s {
         let seconds: u64 = text.parse().map_err(|_| format!("FERROCE_SERVICE_IDLE_S={text} is not a number"))?;
         options.idle = (seconds > 0).then(|| Duration::from_secs(seconds));
@@ -71,10 +111,11 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<(Serve
         match argument.as_str() {
             "--name" => options.name = value()?,
             "--port" => options.port = value()?.parse().map_err(|_| "--port needs a number up to 65535")?,
-            "--ready" => ready = true,
+            "--ready" => role = Role::Keeper { ready: true },
+            WORKER => role = Role::Worker,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; see --help")),
         }
     }
-    Ok(Some((options, ready)))
+    Ok(Some(Parsed { options, role }))
 }

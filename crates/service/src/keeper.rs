@@ -1,0 +1,94 @@
+//! The keeper: parent of the service, which holds what must outlive it and parses nothing that comes from outside.
+//!
+//! As long as it lives, a service that crashes is replaced at once: no socket of the group moves, no connection breaks,
+//! and no lane is lost. It ends with the service's orderly end.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::server;
+use crate::store::{self, Held, Key, Message, Operation, StateFile};
+use crate::{ServiceError, sys};
+
+/// A service that crashes more often than this within [`RESTARTS_WITHIN`] is given up.
+const RESTARTS_MAX: usize = 10;
+const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Listens at the name, runs services one after the other, and returns when one ended in order.
+///
+/// `worker` gives the command that calls [`server::Service::resume`] with its standard input. `ready` is called when
+/// clients can connect. EADDRINUSE: another service runs already.
+pub fn run(name: &str, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Result<(), ServiceError> {
+    let mut held = Held::new();
+    held.insert(Key::Listener, server::listen(name)?);
+    for (key, name) in [(Key::GroupState, "ferroce-group"), (Key::ServiceState, "ferroce-service")] {
+        let file = StateFile::create(name).map_err(|errno| ServiceError::system("no memory for the state", errno))?;
+        held.insert(key, file);
+    }
+    let mut starts: Vec<Instant> = Vec::new();
+    let mut ready = Some(ready);
+    loop {
+        let (mut child, socket) = start(worker())?;
+        if let Some(ready) = ready.take() {
+            ready();
+        }
+        serve(&socket, &mut held);
+        let status =
+            child.wait().map_err(|error| ServiceError::system("cannot wait for the service", sys::errno(&error)))?;
+        if status.success() {
+            return Ok(());
+        }
+        log::error!("the service has ended with {status}; starting it again");
+        let now = Instant::now();
+        starts.retain(|start| now.duration_since(*start) < RESTARTS_WITHIN);
+        starts.push(now);
+        if starts.len() > RESTARTS_MAX {
+            let what = format!("the service crashed {RESTARTS_MAX} times within {RESTARTS_WITHIN:?}: giving up");
+            return Err(ServiceError::new(libc::ECHILD, what));
+        }
+    }
+}
+
+fn start(mut command: Command) -> Result<(Child, OwnedFd), ServiceError> {
+    let failed = |errno| ServiceError::system("cannot start the service's process", errno);
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(failed)?;
+    let child =
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn().map_err(|error| failed(sys::errno(&error)))?;
+    Ok((child, ours))
+}
+
+/// Keeps what the service says until it is gone.
+fn serve(socket: &OwnedFd, held: &mut Held) {
+    let give = held
+        .iter()
+        .try_for_each(|(key, descriptor)| store::send(socket, Operation::Held, *key, Some(descriptor.as_fd())))
+        .and_then(|()| store::send(socket, Operation::End, Key::Listener, None));
+    if let Err(errno) = give {
+        return log::error!("cannot hand over to the service: {errno}");
+    }
+    loop {
+        let (answer, key) = match store::recv(socket) {
+            Ok(Message { operation: Operation::Put, key, descriptor: Some(descriptor) }) => {
+                held.insert(key, descriptor);
+                (Operation::Done, key)
+            }
+            Ok(Message { operation: Operation::Remove, key, .. }) => {
+                let known = held.remove(&key).is_some();
+                (if known { Operation::Done } else { Operation::Failed }, key)
+            }
+            // A descriptor that did not arrive: there are too many.
+            Ok(Message { key, .. }) => (Operation::Failed, key),
+            Err(Errno::CONNRESET) => return,
+            Err(errno) => return log::error!("the service cannot be understood: {errno}"),
+        };
+        if store::send(socket, answer, key, None).is_err() {
+            return;
+        }
+    }
+}

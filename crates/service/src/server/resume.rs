@@ -1,0 +1,188 @@
+//! Taking over from a service that crashed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll;
+use rustix::net::SendFlags;
+use serde::{Deserialize, Serialize};
+
+use super::{Client, Lend, ServerOptions, Service, SocketId, Source};
+use crate::group::Group;
+use crate::protocol::{self, Counters, Reply};
+use crate::store::{Held, Key, Store};
+use crate::sys::Peer;
+use crate::{ServiceError, seqpacket};
+
+/// What of a service is not a descriptor and not in the group's state.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    started_s: u64,
+    restarts: u32,
+    next_client: u64,
+    next_lane: u16,
+    counters: Counters,
+    clients: Vec<SavedClient>,
+    /// Lent sockets; without a lane: given back.
+    lends: Vec<(SocketId, Option<u16>)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedClient {
+    id: u64,
+    pid: u32,
+    uid: u32,
+    since_s: u64,
+    program: Option<String>,
+    lanes: BTreeMap<u16, SocketId>,
+}
+
+impl Service {
+    /// Makes a service of what the keeper at the other end of `keeper` has: the first one, or one that takes over.
+    pub fn resume(options: ServerOptions, keeper: OwnedFd) -> Result<Service, ServiceError> {
+        let failed = |errno| ServiceError::system("cannot take over from the keeper", errno);
+        let (store, mut held) = Store::open(keeper).map_err(failed)?;
+        let listener = held.remove(&Key::Listener).ok_or_else(|| failed(rustix::io::Errno::PROTO))?;
+        let mut service = Service::new(options, listener, store)?;
+        let saved: Option<Saved> = service.store.load_service();
+        let Some(saved) = saved else {
+            service.dirty = true;
+            service.save();
+            return Ok(service);
+        };
+        service.take_over(saved, held)?;
+        Ok(service)
+    }
+
+    /// Saves what has changed.
+    pub(super) fn save(&mut self) {
+        if !std::mem::take(&mut self.dirty) {
+            return;
+        }
+        let client = |(id, client): (&u64, &Client)| SavedClient {
+            id: *id,
+            pid: client.peer.pid,
+            uid: client.peer.uid,
+            since_s: client.since_s,
+            program: client.program.clone(),
+            lanes: client.lanes.clone(),
+        };
+        self.store.save_service(&Saved {
+            started_s: self.started_s,
+            restarts: self.restarts,
+            next_client: self.next_client,
+            next_lane: self.next_lane,
+            counters: self.counters,
+            clients: self.clients.iter().map(client).collect(),
+            lends: self.lends.iter().map(|(socket, lend)| (*socket, lend.lane)).collect(),
+        });
+    }
+
+    fn take_over(&mut self, saved: Saved, mut held: Held) -> Result<(), ServiceError> {
+        self.started_s = saved.started_s;
+        self.restarts = saved.restarts + 1;
+        self.next_client = saved.next_client;
+        self.next_lane = saved.next_lane;
+        self.counters = saved.counters;
+        self.group = Group::resume(self.options.port, std::sync::Arc::clone(&self.store), &mut held)?;
+        if let Some(group) = &self.group {
+            self.watch_strays(group)?;
+        }
+        let mut clients = BTreeMap::new();
+        for client in saved.clients {
+            if let Some(connection) = held.remove(&Key::Client(client.id)) {
+                clients.insert(client.id, (connection, held.remove(&Key::Pidfd(client.id)), client));
+            }
+        }
+        let relays: BTreeMap<SocketId, OwnedFd> =
+            saved.lends.iter().filter_map(|(socket, _)| Some((*socket, held.remove(&Key::Relay(*socket))?))).collect();
+        // What it was about to keep or to close: nobody was told of it, or somebody was told that it is gone.
+        held.keys().for_each(|key| self.store.remove(*key));
+        drop(held);
+
+        self.agree_on_lanes(&saved.lends, &clients, relays)?;
+        for (id, (connection, pidfd, saved)) in clients {
+            self.take_client(id, connection, pidfd, saved);
+        }
+        self.dirty = true;
+        self.save();
+        log::warn!("took over {} clients with {} lanes", self.clients.len(), self.lanes.len());
+        Ok(())
+    }
+
+    /// A lane is leased if the group steers to it, its client is there, and its relay is. Whatever is less was just being
+    /// made or given back, and is given back.
+    fn agree_on_lanes(
+        &mut self,
+        lends: &[(SocketId, Option<u16>)],
+        clients: &BTreeMap<u64, (OwnedFd, Option<OwnedFd>, SavedClient)>,
+        mut relays: BTreeMap<SocketId, OwnedFd>,
+    ) -> Result<(), ServiceError> {
+        let Some(group) = self.group.as_mut() else {
+            return Ok(());
+        };
+        let owned: BTreeSet<(u16, SocketId)> = clients
+            .values()
+            .flat_map(|(_, _, client)| client.lanes.iter().map(|(lane, socket)| (*lane, *socket)))
+            .collect();
+        let steered: Vec<(SocketId, u16)> = group.leased().collect();
+        for (socket, lane) in steered {
+            let whole = owned.contains(&(lane, socket))
+                && lends.contains(&(socket, Some(lane)))
+                && relays.contains_key(&socket);
+            if whole {
+                self.lanes.insert(lane, socket);
+            } else {
+                group.unmap(socket);
+            }
+        }
+        let leased: BTreeMap<SocketId, u16> = self.lanes.iter().map(|(lane, socket)| (*socket, *lane)).collect();
+        let unmapped: Vec<SocketId> = group.unmapped().collect();
+        for socket in &unmapped {
+            // Without a relay nobody can have it.
+            if !relays.contains_key(socket) {
+                group.let_go(*socket);
+            }
+        }
+        relays.retain(|socket, _| {
+            let known = leased.contains_key(socket) || unmapped.contains(socket);
+            if !known {
+                self.store.remove(Key::Relay(*socket));
+            }
+            known
+        });
+        for (socket, relay) in relays {
+            let lane = leased.get(&socket).copied();
+            let wanted = if lane.is_some() { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+            epoll::add(&self.epoll, &relay, Source::Relay(socket).token(), wanted)
+                .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
+            self.lends.insert(socket, Lend { relay, lane });
+        }
+        Ok(())
+    }
+
+    fn take_client(&mut self, id: u64, connection: OwnedFd, pidfd: Option<OwnedFd>, saved: SavedClient) {
+        let lanes: BTreeMap<u16, SocketId> =
+            saved.lanes.into_iter().filter(|(lane, socket)| self.lanes.get(lane) == Some(socket)).collect();
+        let client = Client {
+            connection,
+            peer: Peer { pid: saved.pid, uid: saved.uid },
+            since_s: saved.since_s,
+            program: saved.program,
+            pidfd,
+            lanes,
+        };
+        let watch = epoll::add(&self.epoll, &client.connection, Source::Client(id).token(), epoll::EventFlags::IN)
+            .and_then(|()| match &client.pidfd {
+                Some(pidfd) => epoll::add(&self.epoll, pidfd, Source::Death(id).token(), epoll::EventFlags::IN),
+                None => Ok(()),
+            });
+        let restarted = protocol::encode(0, Reply::Restarted);
+        let told = seqpacket::send(&client.connection, &[&restarted], &[], SendFlags::DONTWAIT);
+        self.clients.insert(id, client);
+        if let Err(errno) = watch.and(told) {
+            log::debug!("client {id} is not taken over: {errno}");
+            self.remove_client(id, "it went while the service restarted");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! What outlives a crash of the service: descriptors in the keeper's hands, and its state in files in memory.
+//!
+//! The [`keeper`](crate::keeper) is the service's parent. It holds a copy of every descriptor that the service puts
+//! there, so that no socket of the group moves when the service dies, and gives them all to the next one. State that is
+//! not a descriptor is written to memory files that the keeper holds too, and does not read.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::seqpacket;
+
+/// What a kept descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    Listener,
+    /// Memory file.
+    GroupState,
+    /// Memory file.
+    ServiceState,
+    /// A socket of the group.
+    Socket(u64),
+    /// A client's connection.
+    Client(u64),
+    /// A client's pidfd.
+    Pidfd(u64),
+    /// The service's end of a relay, by its socket.
+    Relay(u64),
+}
+
+impl Key {
+    const KIND_SHIFT: u32 = 56;
+
+    fn number(self) -> u64 {
+        let (kind, id) = match self {
+            Key::Listener => (0, 0),
+            Key::GroupState => (1, 0),
+            Key::ServiceState => (2, 0),
+            Key::Socket(id) => (3, id),
+            Key::Client(id) => (4, id),
+            Key::Pidfd(id) => (5, id),
+            Key::Relay(id) => (6, id),
+        };
+        kind << Self::KIND_SHIFT | id
+    }
+
+    fn of(number: u64) -> Option<Key> {
+        let id = number & ((1 << Self::KIND_SHIFT) - 1);
+        Some(match number >> Self::KIND_SHIFT {
+            0 => Key::Listener,
+            1 => Key::GroupState,
+            2 => Key::ServiceState,
+            3 => Key::Socket(id),
+            4 => Key::Client(id),
+            5 => Key::Pidfd(id),
+            6 => Key::Relay(id),
+            _ => return None,
+        })
+    }
+}
+
+/// Messages between service and keeper: a byte and a key's number, with a descriptor where the comment says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Operation {
+    /// To the service, at its start: kept from before (with descriptor).
+    Held = 1,
+    /// To the service: that was all.
+    End = 2,
+    /// To the keeper: keep this (with descriptor). Answered.
+    Put = 3,
+    /// To the keeper: close that. Answered when it is closed.
+    Remove = 4,
+    /// The keeper's answer.
+    Done = 5,
+    /// The keeper's answer: it could not.
+    Failed = 6,
+}
+
+impl Operation {
+    fn of(byte: u8) -> Option<Operation> {
+        [Self::Held, Self::End, Self::Put, Self::Remove, Self::Done, Self::Failed]
+            .into_iter()
+            .find(|operation| *operation as u8 == byte)
+    }
+}
+
+/// A message between service and keeper.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) operation: Operation,
+    pub(crate) key: Key,
+    pub(crate) descriptor: Option<OwnedFd>,
+}
+
+pub(crate) fn send(
+    socket: impl AsFd,
+    operation: Operation,
+    key: Key,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let mut bytes = [0; 9];
+    bytes[0] = operation as u8;
+    bytes[1..].copy_from_slice(&key.number().to_le_bytes());
+    let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+    seqpacket::send(socket, &[&bytes], &descriptors, SendFlags::empty())
+}
+
+/// The next message; blocks. CONNRESET: the other end is gone.
+pub(crate) fn recv(socket: impl AsFd) -> Result<Message, Errno> {
+    let mut bytes = [0; 9];
+    let received = rustix::io::retry_on_intr(|| seqpacket::recv(&socket, &mut bytes, RecvFlags::empty()))?;
+    if received.len == 0 {
+        return Err(Errno::CONNRESET);
+    }
+    let number = u64::from_le_bytes(bytes[1..].try_into().expect("8 bytes"));
+    match (Operation::of(bytes[0]), Key::of(number)) {
+        (Some(operation), Some(key)) if received.len == bytes.len() => {
+            Ok(Message { operation, key, descriptor: received.descriptors.into_iter().next() })
+        }
+        _ => Err(Errno::PROTO),
+    }
+}
+
+/// The service's way to its keeper. Without one (in-process, or the keeper is gone) it does nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    keeper: Mutex<Option<OwnedFd>>,
+    group: Option<StateFile>,
+    service: Option<StateFile>,
+}
+
+/// Descriptors from before.
+pub(crate) type Held = BTreeMap<Key, OwnedFd>;
+
+impl Store {
+    /// Takes over what the keeper has; the two states are None at the first start.
+    pub(crate) fn open(keeper: OwnedFd) -> Result<(Store, Held), Errno> {
+        let mut held = Held::new();
+        loop {
+            match recv(&keeper)? {
+                Message { operation: Operation::Held, key, descriptor: Some(descriptor) } => {
+                    held.insert(key, descriptor);
+                }
+                Message { operation: Operation::End, .. } => break,
+                _ => return Err(Errno::PROTO),
+            }
+        }
+        let mut state = |key| held.remove(&key).map(StateFile::new).ok_or(Errno::PROTO);
+        let (group, service) = (state(Key::GroupState)?, state(Key::ServiceState)?);
+        Ok((Store { keeper: Mutex::new(Some(keeper)), group: Some(group), service: Some(service) }, held))
+    }
+
+    /// Has the descriptor kept. The error is the keeper's: it has no room.
+    pub(crate) fn put(&self, key: Key, descriptor: impl AsFd) -> Result<(), Errno> {
+        self.ask(Operation::Put, key, Some(descriptor.as_fd()))
+    }
+
+    /// Has the kept descriptor closed; it is when this returns.
+    pub(crate) fn remove(&self, key: Key) {
+        // It fails only for what was never put.
+        let _ = self.ask(Operation::Remove, key, None);
+    }
+
+    pub(crate) fn save_group(&self, state: &impl Serialize) {
+        save(self.group.as_ref(), state);
+    }
+
+    pub(crate) fn save_service(&self, state: &impl Serialize) {
+        save(self.service.as_ref(), state);
+    }
+
+    pub(crate) fn load_group<T: DeserializeOwned>(&self) -> Option<T> {
+        self.group.as_ref().and_then(StateFile::load)
+    }
+
+    pub(crate) fn load_service<T: DeserializeOwned>(&self) -> Option<T> {
+        self.service.as_ref().and_then(StateFile::load)
+    }
+
+    /// Whether there is a keeper, as far as is known.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.keeper.lock().is_some()
+    }
+
+    fn ask(&self, operation: Operation, key: Key, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let mut keeper = self.keeper.lock();
+        let Some(socket) = keeper.as_ref() else {
+            return Ok(());
+        };
+        match send(socket, operation, key, descriptor).and_then(|()| recv(socket)) {
+            Ok(Message { operation: Operation::Done, .. }) => Ok(()),
+            Ok(_) => Err(Errno::NOBUFS),
+            Err(errno) => {
+                log::warn!("the keeper is gone ({errno}): a crash of this service would end its leases");
+                *keeper = None;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn save(file: Option<&StateFile>, state: &impl Serialize) {
+    if let Some(file) = file {
+        let bytes = serde_json::to_vec(state).expect("states have string keys and no failing serializer");
+        if let Err(errno) = file.write(&bytes) {
+            log::error!("cannot save the state: {errno}");
+        }
+    }
+}
+
+/// A memory file with two places, written in turns: the newer whole one counts, whenever its writer was killed.
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    file: OwnedFd,
+    /// Of the newest place; 0: nothing is written yet.
+    sequence: Mutex<u64>,
+}
+
+impl StateFile {
+    /// Room of a place; the file is sparse. The longest state has 4,096 clients of at most 1 KiB.
+    const PLACE_BYTES: u64 = 16 << 20;
+    /// Sequence number and length. Written last and in one piece.
+    const HEADER_BYTES: u64 = 16;
+
+    pub(crate) fn create(name: &str) -> Result<OwnedFd, Errno> {
+        rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)
+    }
+
+    pub(crate) fn new(file: OwnedFd) -> StateFile {
+        let newest = (0..2).map(|place| Self::header(&file, place).0).max().unwrap_or(0);
+        StateFile { file, sequence: Mutex::new(newest) }
+    }
+
+    fn header(file: &OwnedFd, place: u64) -> (u64, u64) {
+        let mut bytes = [0; Self::HEADER_BYTES as usize];
+        match rustix::io::pread(file, &mut bytes[..], place * Self::PLACE_BYTES) {
+            Ok(read) if read == bytes.len() => {
+                let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+                (number(0), number(8))
+            }
+            _ => (0, 0),
+        }
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        if bytes.len() as u64 > Self::PLACE_BYTES - Self::HEADER_BYTES {
+            return Err(Errno::FBIG);
+        }
+        let mut sequence = self.sequence.lock();
+        let next = *sequence + 1;
+        let start = (next % 2) * Self::PLACE_BYTES;
+        let mut at = 0;
+        while at < bytes.len() {
+            at += rustix::io::pwrite(&self.file, &bytes[at..], start + Self::HEADER_BYTES + at as u64)?;
+        }
+        let mut header = [0; Self::HEADER_BYTES as usize];
+        header[..8].copy_from_slice(&next.to_le_bytes());
+        header[8..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        rustix::io::pwrite(&self.file, &header, start)?;
+        *sequence = next;
+        Ok(())
+    }
+
+    fn load<T: DeserializeOwned>(&self) -> Option<T> {
+        let place = *self.sequence.lock() % 2;
+        let (sequence, len) = Self::header(&self.file, place);
+        if sequence == 0 || len > Self::PLACE_BYTES {
+            return None;
+        }
+        let mut bytes = vec![0; len as usize];
+        let mut at = 0;
+        while at < bytes.len() {
+            let offset = place * Self::PLACE_BYTES + Self::HEADER_BYTES + at as u64;
+            match rustix::io::pread(&self.file, &mut bytes[at..], offset) {
+                Ok(read) if read > 0 => at += read,
+                _ => return None,
+            }
+        }
+        serde_json::from_slice(&bytes).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_wire() {
+        let keys = [
+            Key::Listener,
+            Key::GroupState,
+            Key::ServiceState,
+            Key::Socket(7),
+            Key::Client(1 << 40),
+            Key::Pidfd(3),
+            Key::Relay(9),
+        ];
+        for key in keys {
+            assert_eq!(Key::of(key.number()), Some(key));
+        }
+        assert_eq!(Key::of(u64::MAX), None);
+    }
+
+    #[test]
+    fn the_newest_whole_state_counts() {
+        let file = StateFile::create("test").unwrap();
+        let again = || StateFile::new(rustix::io::dup(&file).unwrap());
+        assert_eq!(again().load::<Vec<u32>>(), None);
+        let state = again();
+        for round in 0..5u32 {
+            state.write(&serde_json::to_vec(&vec![round; round as usize]).unwrap()).unwrap();
+            assert_eq!(again().load(), Some(vec![round; round as usize]));
+        }
+        // A writer that was killed before it wrote the header changes nothing.
+        let next = (*state.sequence.lock() + 1) % 2;
+        rustix::io::pwrite(&file, b"garbage", next * StateFile::PLACE_BYTES + StateFile::HEADER_BYTES).unwrap();
+        assert_eq!(again().load(), Some(vec![4u32; 4]));
+    }
+
+    #[test]
+    fn without_a_keeper_nothing_fails() {
+        let store = Store::default();
+        store.put(Key::Client(1), std::io::stdin()).unwrap();
+        store.remove(Key::Client(1));
+        store.save_group(&1);
+        assert_eq!(store.load_group::<u32>(), None);
+    }
+}
