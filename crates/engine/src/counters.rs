@@ -30,6 +30,9 @@ mod drops {
         BadLength => "drop_bad_length",
         NoReceive => "drop_no_receive",
         MessageBroken => "drop_message_broken",
+        Version => "drop_version",
+        Access => "drop_access",
+        Overload => "drop_overload",
     ]);
     pub(super) const COUNT: usize = NAMES.len();
     pub(super) fn names() -> &'static [&'static str] {

@@ -64,6 +64,8 @@ pub enum Drop {
     MessageBroken,
     Version,
     Access,
+    /// More READs or atomics at once than can be kept: lost, as it were; the requester asks again.
+    Overload,
 }
 
 /// Things worth counting besides drops.

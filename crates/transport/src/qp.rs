@@ -118,7 +118,7 @@ impl Qp {
         host: &mut impl Host,
     ) -> Result<(), ModifyError> {
         let from = self.attr.state;
-        let to = qp_state::check(&self.init, from, attr, mask)?;
+        let (to, mask) = qp_state::check(&self.init, from, attr, mask)?;
         match to {
             QpState::Reset => {
                 self.reset(host);
@@ -130,8 +130,6 @@ impl Qp {
             }
             _ => {}
         }
-        let mask =
-            if self.init.qp_type == QpType::Ud && to == QpState::Rtr { mask | QpAttrMask::PATH_MTU } else { mask };
         qp_state::apply(&mut self.attr, attr, mask);
         self.attr.cur_state = to;
         self.attr.state = to;
@@ -286,22 +284,21 @@ impl Qp {
 
     /// The next train to send.
     pub fn poll_transmit(&mut self, now: Nanos, host: &mut impl Host) -> Option<Train> {
+        let mut out = None;
         loop {
             let conn = conn!(self);
             let polled = match &mut self.machines {
                 Machines::Rc { requester, responder, responder_turn } => {
                     *responder_turn = !*responder_turn;
-                    poll_rc(now, requester, responder, *responder_turn, conn, host)
+                    poll_rc(now, requester, responder, *responder_turn, conn, host, &mut out)
                 }
-                Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.poll_transmit(conn, host),
+                Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.poll_transmit(conn, host, &mut out),
             };
-            match polled {
-                Ok(train) => {
-                    self.settle(Ok(()), host);
-                    return train;
-                }
-                // A machine stopped; the other may still have something to say.
-                Err(upset) => self.settle(Err(upset), host),
+            // If a machine stopped, the other may still have something to say.
+            let again = polled.is_err();
+            self.settle(polled, host);
+            if !again {
+                return out;
             }
         }
     }
@@ -402,17 +399,19 @@ fn poll_rc(
     responder_first: bool,
     conn: Conn<'_>,
     host: &mut impl Host,
-) -> Result<Option<Train>, Upset> {
+    out: &mut Option<Train>,
+) -> Outcome {
     // Neither side may starve the other: they take turns.
-    if responder_first && let Some(train) = responder.poll_transmit(conn, host)? {
-        return Ok(Some(train));
+    if responder_first {
+        responder.poll_transmit(conn, host, out)?;
     }
-    if matches!(conn.state, QpState::Rts | QpState::Sqd)
-        && let Some(train) = requester.poll_transmit(now, conn, host)?
-    {
-        return Ok(Some(train));
+    if out.is_none() && matches!(conn.state, QpState::Rts | QpState::Sqd) {
+        requester.poll_transmit(now, conn, host, out)?;
     }
-    if responder_first { Ok(None) } else { responder.poll_transmit(conn, host) }
+    if out.is_none() && !responder_first {
+        responder.poll_transmit(conn, host, out)?;
+    }
+    Ok(())
 }
 
 /// The first packet in RTR tells that the peer is there (IBA 11.6.3.1).

@@ -215,8 +215,8 @@ fn type_name(qp_type: QpType) -> &'static str {
     }
 }
 
-/// Checks one modify call against the table and the limits. Gives the state to go to.
-pub(crate) fn check(init: &QpInit, from: QpState, attr: &QpAttr, mask: M) -> Result<QpState, ModifyError> {
+/// Checks one modify call against the table and the limits. Gives the state to go to and what to take over.
+pub(crate) fn check(init: &QpInit, from: QpState, attr: &QpAttr, mask: M) -> Result<(QpState, M), ModifyError> {
     if mask.contains(M::CUR_STATE) && attr.cur_state != from {
         return Result::Err(ModifyError::new(
             "cur_qp_state",
@@ -241,8 +241,10 @@ pub(crate) fn check(init: &QpInit, from: QpState, attr: &QpAttr, mask: M) -> Res
     };
     check_missing(init, to, masks.required.difference(mask))?;
     check_surplus(init, from, to, mask.difference(masks.required.union(masks.optional).union(M::STATE)))?;
+    // The path MTU of UD is the port's: the host always gives it.
+    let mask = if init.qp_type == QpType::Ud && to == Rtr { mask | M::PATH_MTU } else { mask };
     check_values(attr, mask)?;
-    Ok(to)
+    Ok((to, mask))
 }
 
 fn check_missing(init: &QpInit, to: QpState, missing: M) -> Result<(), ModifyError> {

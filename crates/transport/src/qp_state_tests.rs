@@ -125,8 +125,8 @@ fn errors_name_the_attribute_and_say_why() {
 #[test]
 fn values_at_their_limits_and_past_them() {
     let rc_rts = M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-    let rtr = |attr: QpAttr| check(&init(QpType::Rc), Init, &attr, RC_RTR | M::AV);
-    let rts = |attr: QpAttr| check(&init(QpType::Rc), Rtr, &attr, rc_rts);
+    let rtr = |attr: QpAttr| check(&init(QpType::Rc), Init, &attr, RC_RTR | M::AV).map(|(to, _)| to);
+    let rts = |attr: QpAttr| check(&init(QpType::Rc), Rtr, &attr, rc_rts).map(|(to, _)| to);
     for path_mtu in [256, 512, 1024, 2048, 4096] {
         assert_eq!(rtr(QpAttr { path_mtu, ..good(Rtr) }), Ok(Rtr));
     }
@@ -143,10 +143,17 @@ fn values_at_their_limits_and_past_them() {
     assert_eq!(rts(QpAttr { retry_cnt: 8, ..good(Rts) }).unwrap_err().attr, "retry_cnt");
     assert_eq!(rts(QpAttr { rnr_retry: 8, ..good(Rts) }).unwrap_err().attr, "rnr_retry");
     let to_init = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
-    let init_state = |attr: QpAttr| check(&init(QpType::Rc), Reset, &attr, to_init);
+    let init_state = |attr: QpAttr| check(&init(QpType::Rc), Reset, &attr, to_init).map(|(to, _)| to);
     assert_eq!(init_state(good(Init)), Ok(Init));
     assert_eq!(init_state(QpAttr { port_num: 2, ..good(Init) }).unwrap_err().attr, "port_num");
     assert_eq!(init_state(QpAttr { pkey_index: 1, ..good(Init) }).unwrap_err().attr, "pkey_index");
+}
+
+#[test]
+fn the_mtu_of_ud_is_taken_at_rtr_and_must_be_one() {
+    let rtr = |path_mtu| check(&init(QpType::Ud), Init, &QpAttr { path_mtu, ..good(Rtr) }, M::STATE);
+    assert_eq!(rtr(4096), Ok((Rtr, M::STATE | M::PATH_MTU)));
+    assert_eq!(rtr(0).unwrap_err().attr, "path_mtu");
 }
 
 #[test]

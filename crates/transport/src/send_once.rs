@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::decode::CLASS_UC;
 use crate::host::{Host, MemoryError, Payload, Side, Train};
-use crate::qp::{Conn, Upset};
+use crate::qp::{Conn, Outcome, Upset};
 use crate::verbs::{QpState, QpType, SendFlags, SendOp, SendWr, UdDest, WcStatus};
 use crate::wqe::{Failure, Route, Wqe, message_train, pad, train_packets_max, vendor};
 
@@ -44,16 +44,16 @@ impl SendOnce {
         self.queue.front().is_none_or(|wqe| !wqe.started)
     }
 
-    /// The next train.
-    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host) -> Result<Option<Train>, Upset> {
+    /// Puts the next train into `out`.
+    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) -> Outcome {
         if std::mem::take(&mut self.handed_out) {
             self.complete_front(None, conn, host);
         }
         loop {
-            let Some(wqe) = self.queue.front_mut() else { return Ok(None) };
+            let Some(wqe) = self.queue.front_mut() else { return Ok(()) };
             if !wqe.started {
                 if conn.state != QpState::Rts {
-                    return Ok(None);
+                    return Ok(());
                 }
                 if let Err(failure) = start(wqe, conn, host) {
                     return Err(self.fail_front(failure, conn, host));
@@ -63,29 +63,33 @@ impl SendOnce {
                 self.complete_front(None, conn, host);
                 continue;
             }
-            return match self.train(conn, host) {
-                Ok(train) => {
-                    self.psn = self.psn.add(train.packets);
-                    self.packet += train.packets;
+            return match self.train(conn, host, out) {
+                Ok(packets) => {
+                    self.psn = self.psn.add(packets);
+                    self.packet += packets;
                     self.handed_out = self.packet == self.queue[0].packets;
-                    Ok(Some(train))
+                    Ok(())
                 }
                 Err(error) => Err(self.fail_front(Failure::local(error), conn, host)),
             };
         }
     }
 
-    fn train(&self, conn: Conn<'_>, host: &mut impl Host) -> Result<Train, MemoryError> {
+    /// Builds the next train and tells its packets.
+    fn train(&self, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) -> Result<u32, MemoryError> {
         let wqe = &self.queue[0];
         let mtu = conn.attr.path_mtu;
         let packets = (wqe.packets - self.packet).min(train_packets_max(mtu));
         let len = (wqe.len() - self.packet * mtu).min(packets * mtu);
         let payload = wqe.source(conn.init.pd, self.packet * mtu, len, host)?;
-        if let Some(dest) = &wqe.ud {
-            return Ok(datagram(wqe, dest, self.psn, payload, conn));
-        }
-        let route = Route { class: CLASS_UC, dest_qpn: conn.attr.dest_qpn, mtu };
-        Ok(message_train(wqe, route, self.packet, packets, self.psn, payload))
+        *out = Some(match &wqe.ud {
+            Some(dest) => datagram(wqe, dest, self.psn, payload, conn),
+            None => {
+                let route = Route { class: CLASS_UC, dest_qpn: conn.attr.dest_qpn, mtu };
+                message_train(wqe, route, self.packet, packets, self.psn, payload)
+            }
+        });
+        Ok(packets)
     }
 
     /// The memory of a train was gone when the link read it. What was completed meanwhile stays so: the program may change the
@@ -96,7 +100,7 @@ impl SendOnce {
         error: MemoryError,
         conn: Conn<'_>,
         host: &mut impl Host,
-    ) -> Result<(), Upset> {
+    ) -> Outcome {
         let first = self.psn.sub(self.packet);
         let index = train.head.bth.psn.diff(first);
         if index < 0 || index as u32 >= self.packet {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
 use crate::decode::CLASS_RC;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
-use crate::qp::{Conn, Upset};
+use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
 use crate::verbs::{SendFlags, SendOp, WcStatus};
 use crate::wqe::{Failure, Route, Wqe, message_train, train_packets_max, vendor};
@@ -22,13 +22,13 @@ pub(crate) const fn charge(len: u32, packets: u32) -> u32 {
 }
 
 /// What came of looking at the request under the cursor.
-#[expect(clippy::large_enum_variant, reason = "only ever returned; a box would cost an allocation a train")]
 enum Step {
     /// Look again: the cursor moved.
     Again,
     /// Nothing to send now.
     Wait,
-    Send(Train),
+    /// A train goes out.
+    Send,
 }
 
 /// A train that is about to go out.
@@ -40,32 +40,39 @@ struct Departure {
 }
 
 impl Requester {
-    /// The next train, if there is one and a window lets it go.
+    /// Puts the next train into `out`, if there is one and a window lets it go. (A train is large: it is built where it is handed
+    /// over, not passed up from function to function.)
     pub(crate) fn poll_transmit(
         &mut self,
         now: Nanos,
         conn: Conn<'_>,
         host: &mut impl Host,
-    ) -> Result<Option<Train>, Upset> {
+        out: &mut Option<Train>,
+    ) -> Outcome {
         if self.timers.is_armed(Timer::RnrWait) {
-            return Ok(None);
+            return Ok(());
         }
         loop {
-            let Some(wqe) = self.queue.get(self.cursor.index) else { return Ok(None) };
+            let Some(wqe) = self.queue.get(self.cursor.index) else { return Ok(()) };
             if let Some(failure) = wqe.failed {
                 // Its predecessors complete first.
-                return if self.cursor.index == 0 { Err(self.fail_front(failure, conn, host)) } else { Ok(None) };
+                return if self.cursor.index == 0 { Err(self.fail_front(failure, conn, host)) } else { Ok(()) };
             }
-            match self.step(now, conn, host) {
+            match self.step(now, conn, host, out) {
                 Ok(Step::Again) => {}
-                Ok(Step::Wait) => return Ok(None),
-                Ok(Step::Send(train)) => return Ok(Some(train)),
+                Ok(Step::Wait | Step::Send) => return Ok(()),
                 Err(failure) => self.queue[self.cursor.index].failed = Some(failure),
             }
         }
     }
 
-    fn step(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Result<Step, Failure> {
+    fn step(
+        &mut self,
+        now: Nanos,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Result<Step, Failure> {
         let wqe = &mut self.queue[self.cursor.index];
         if !wqe.started {
             let fenced = wqe.flags.contains(SendFlags::FENCE) && self.reads > 0;
@@ -85,32 +92,35 @@ impl Requester {
             return Ok(Step::Wait);
         }
         let wqe = &self.queue[self.cursor.index];
-        let psn = self.una.add(self.sent);
-        let next = match wqe.op {
-            SendOp::Read { raddr, rkey } => self.read_request(wqe, raddr, rkey, psn, conn, host),
+        let departure = match wqe.op {
+            SendOp::Read { raddr, rkey } => self.read_request(wqe, raddr, rkey, conn, host, out),
             SendOp::CompareSwap { raddr, rkey, compare, swap } => {
                 let eth = AtomicEth { va: raddr, rkey, swap_add: swap, compare };
-                self.atomic_request(Opcode::RC_COMPARE_SWAP, eth, psn, conn, host)
+                self.atomic_request(Opcode::RC_COMPARE_SWAP, eth, conn, host, out)
             }
             SendOp::FetchAdd { raddr, rkey, add } => {
                 let eth = AtomicEth { va: raddr, rkey, swap_add: add, compare: 0 };
-                self.atomic_request(Opcode::RC_FETCH_ADD, eth, psn, conn, host)
+                self.atomic_request(Opcode::RC_FETCH_ADD, eth, conn, host, out)
             }
-            _ => self.message(wqe, psn, conn, host)?,
+            _ => self.message(wqe, conn, host, out)?,
         };
-        let Some((train, departure)) = next else { return Ok(Step::Wait) };
+        let Some(departure) = departure else { return Ok(Step::Wait) };
         self.depart(now, departure, conn, host);
-        Ok(Step::Send(train))
+        Ok(Step::Send)
+    }
+
+    fn next_psn(&self) -> Psn {
+        self.una.add(self.sent)
     }
 
     /// The next train of a SEND or WRITE.
     fn message(
         &self,
         wqe: &Wqe,
-        psn: Psn,
         conn: Conn<'_>,
         host: &mut impl Host,
-    ) -> Result<Option<(Train, Departure)>, Failure> {
+        out: &mut Option<Train>,
+    ) -> Result<Option<Departure>, Failure> {
         let mtu = conn.attr.path_mtu;
         let index = self.cursor.packet;
         let wanted = (wqe.packets - index).min(train_packets_max(mtu));
@@ -121,9 +131,8 @@ impl Requester {
         let len = (wqe.len() - index * mtu).min(packets * mtu);
         let payload = wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)?;
         let route = Route { class: CLASS_RC, dest_qpn: conn.attr.dest_qpn, mtu };
-        let train = message_train(wqe, route, index, packets, psn, payload);
-        let departure = Departure { packets, charge: charge(len, packets), window: Window::Requests, read: false };
-        Ok(Some((train, departure)))
+        *out = Some(message_train(wqe, route, index, packets, self.next_psn(), payload));
+        Ok(Some(Departure { packets, charge: charge(len, packets), window: Window::Requests, read: false }))
     }
 
     /// How many of `wanted` packets may go: all, or what a half-open window lets through, but no crumbs while an answer is due that
@@ -144,10 +153,10 @@ impl Requester {
         wqe: &Wqe,
         raddr: u64,
         rkey: u32,
-        psn: Psn,
         conn: Conn<'_>,
         host: &mut impl Host,
-    ) -> Option<(Train, Departure)> {
+        out: &mut Option<Train>,
+    ) -> Option<Departure> {
         if self.reads >= u32::from(conn.attr.max_rd_atomic) {
             return None;
         }
@@ -159,26 +168,28 @@ impl Requester {
         if charge > host.window(Window::Responses) {
             return None;
         }
-        let mut headers = single(Opcode::RC_READ_REQUEST, psn, conn);
+        let mut headers = single(Opcode::RC_READ_REQUEST, self.next_psn(), conn);
         headers.reth = Some(Reth { va: raddr.wrapping_add(u64::from(offset)), rkey, len });
-        Some((header_train(headers), Departure { packets, charge, window: Window::Responses, read: true }))
+        *out = Some(header_train(headers));
+        Some(Departure { packets, charge, window: Window::Responses, read: true })
     }
 
     fn atomic_request(
         &self,
         opcode: Opcode,
         eth: AtomicEth,
-        psn: Psn,
         conn: Conn<'_>,
         host: &mut impl Host,
-    ) -> Option<(Train, Departure)> {
+        out: &mut Option<Train>,
+    ) -> Option<Departure> {
         let charge = charge(0, 1);
         if self.reads >= u32::from(conn.attr.max_rd_atomic) || charge > host.window(Window::Requests) {
             return None;
         }
-        let mut headers = single(opcode, psn, conn);
+        let mut headers = single(opcode, self.next_psn(), conn);
         headers.atomic = Some(eth);
-        Some((header_train(headers), Departure { packets: 1, charge, window: Window::Requests, read: true }))
+        *out = Some(header_train(headers));
+        Some(Departure { packets: 1, charge, window: Window::Requests, read: true })
     }
 
     /// Books a train as sent.

@@ -77,8 +77,10 @@ pub(crate) struct Responder {
     acked: Psn,
     /// Messages completed, modulo 2^24.
     msn: u32,
-    /// A NAK told the requester where to go on; silence until it does.
+    /// A NAK tells the requester where to go on; no other until it does.
     nak_sent: bool,
+    /// That NAK is a sequence NAK and still waits among `replies`: it tells what is expected when it leaves.
+    nak_queued: bool,
     message: Message,
     replies: VecDeque<Reply>,
     /// READs and atomics among `replies`.
@@ -95,6 +97,7 @@ impl Responder {
             acked: Psn::new(0),
             msn: 0,
             nak_sent: false,
+            nak_queued: false,
             message: Message::None,
             replies: VecDeque::new(),
             replies_owed: 0,
@@ -119,6 +122,7 @@ impl Responder {
         if !self.dying {
             self.replies = VecDeque::new();
             self.replies_owed = 0;
+            self.nak_queued = false;
         }
     }
 
@@ -137,7 +141,9 @@ impl Responder {
         Upset::Err
     }
 
-    /// The most READs and atomics that may wait for their answers.
+    /// The most READs and atomics that may wait for their answers. The specification lets a responder refuse what is above the number
+    /// agreed on with a fatal NAK; kernel rxe serves it. We serve it up to this bound, and above it lose the packet: whoever
+    /// keeps to the agreement but sends again too early must not be punished for it.
     fn depth(attr: &QpAttr) -> usize {
         (usize::from(attr.max_dest_rd_atomic) * DEPTH_TOLERANCE).max(DEPTH_MIN)
     }

@@ -7,7 +7,7 @@ use super::request::remote_syndrome;
 use super::{Fault, ReadReply, Reply, Responder};
 use crate::decode::{Part, part_at};
 use crate::host::{Count, Host, MemoryError, Payload, Side, Span, Train};
-use crate::qp::{Conn, Upset};
+use crate::qp::{Conn, Outcome, Upset};
 use crate::verbs::Access;
 use crate::wqe::{Wqe, pad, train_packets_max};
 
@@ -31,7 +31,8 @@ impl Responder {
         }
     }
 
-    pub(super) fn queue_nak(&mut self, psn: Psn, syndrome: Syndrome, host: &mut impl Host) {
+    /// Queues a NAK, and tells if there was room for it.
+    pub(super) fn queue_nak(&mut self, psn: Psn, syndrome: Syndrome, host: &mut impl Host) -> bool {
         let count = match syndrome {
             Syndrome::NAK_SEQUENCE => Count::NakSequenceSent,
             _ if is_fatal(syndrome) => Count::NakFatalSent,
@@ -41,10 +42,15 @@ impl Responder {
         let nak = Reply::Nak { psn, msn: self.msn, syndrome };
         let room = self.replies.len() < REPLIES_MAX || is_fatal(syndrome);
         match self.replies.back_mut() {
-            Some(last @ Reply::Nak { .. }) => *last = nak,
+            // The later one is the one to obey.
+            Some(last @ Reply::Nak { .. }) => {
+                self.nak_queued = false;
+                *last = nak;
+            }
             _ if room => self.replies.push_back(nak),
-            _ => {}
+            _ => return false,
         }
+        true
     }
 
     /// Queues the answer of a READ or atomic.
@@ -53,30 +59,41 @@ impl Responder {
         self.replies.push_back(reply);
     }
 
-    /// The next answer.
-    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host) -> Result<Option<Train>, Upset> {
-        let Some(&reply) = self.replies.front() else { return Ok(None) };
-        let train = match reply {
+    /// Puts the next answer into `out`.
+    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) -> Outcome {
+        let Some(&reply) = self.replies.front() else { return Ok(()) };
+        match reply {
             Reply::Ack { psn, msn } => {
                 host.count(Count::AckSent, 1);
-                single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome: Syndrome::ACK, msn }, conn)
+                *out = Some(single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome: Syndrome::ACK, msn }, None, conn));
             }
-            Reply::Nak { psn, msn, syndrome } => single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome, msn }, conn),
+            Reply::Nak { syndrome: syndrome @ Syndrome::NAK_SEQUENCE, .. } => {
+                self.nak_queued = false;
+                let aeth = Aeth { syndrome, msn: self.msn };
+                *out = Some(single(Opcode::RC_ACKNOWLEDGE, self.expected, aeth, None, conn));
+            }
+            Reply::Nak { psn, msn, syndrome } => {
+                *out = Some(single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome, msn }, None, conn));
+            }
             Reply::Atomic { psn, msn, value } => {
                 self.replies_owed -= 1;
                 let aeth = Aeth { syndrome: Syndrome::ACK, msn };
-                let mut train = single(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, aeth, conn);
-                train.head.atomic_ack = Some(value);
-                train
+                *out = Some(single(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, aeth, Some(value), conn));
             }
-            Reply::Read(read) => return self.read_train(read, conn, host).map(Some),
-        };
+            Reply::Read(read) => return self.read_train(read, conn, host, out),
+        }
         self.replies.pop_front();
-        Ok(Some(train))
+        Ok(())
     }
 
     /// The next train of a READ's answer.
-    fn read_train(&mut self, read: ReadReply, conn: Conn<'_>, host: &mut impl Host) -> Result<Train, Upset> {
+    fn read_train(
+        &mut self,
+        read: ReadReply,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Outcome {
         let mtu = conn.attr.path_mtu;
         let total = Wqe::packets_for(read.len, mtu);
         let packets = total.min(train_packets_max(mtu));
@@ -103,13 +120,15 @@ impl Responder {
             };
             *self.replies.front_mut().expect("the READ is at the front") = Reply::Read(rest);
         }
-        Ok(response_train(read, packets, total, len, span, conn))
+        *out = Some(response_train(read, packets, total, len, span, conn));
+        Ok(())
     }
 
     /// The memory of a READ is gone: a NAK takes the place of its response, and nothing follows.
     fn read_fault(&mut self, psn: Psn, error: MemoryError, conn: Conn<'_>, host: &mut impl Host) -> Upset {
         self.replies.clear();
         self.replies_owed = 0;
+        self.nak_queued = false;
         self.fatal(Fault::of_request(psn, remote_syndrome(error)), conn, host)
     }
 
@@ -159,9 +178,10 @@ fn response_train(read: ReadReply, packets: u32, total: u32, len: u32, span: Spa
     }
 }
 
-fn single(opcode: Opcode, psn: Psn, aeth: Aeth, conn: Conn<'_>) -> Train {
+fn single(opcode: Opcode, psn: Psn, aeth: Aeth, atomic_ack: Option<u64>, conn: Conn<'_>) -> Train {
     let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, psn));
     headers.aeth = Some(aeth);
+    headers.atomic_ack = atomic_ack;
     Train {
         head: headers,
         body: opcode,

@@ -29,7 +29,11 @@ impl Responder {
             self.duplicate(request, conn, packet, host);
             return Ok(());
         }
-        self.expected_arrived();
+        if matches!(request, Request::Read | Request::CompareSwap | Request::FetchAdd) && !self.has_room(conn, host) {
+            return Ok(());
+        }
+        // While its NAK still waits, packets behind the gap are gone: the NAK must go, from here on.
+        self.nak_sent = self.nak_queued;
         let done = match request {
             Request::Send(part) => self.send(part, conn, packet, host),
             Request::Write(part) => self.write(part, conn, packet, host),
@@ -44,16 +48,17 @@ impl Responder {
         host.drop_packet(Drop::Psn);
         if !self.nak_sent {
             self.nak_sent = true;
-            self.queue_nak(self.expected, Syndrome::NAK_SEQUENCE, host);
+            self.nak_queued = self.queue_nak(self.expected, Syndrome::NAK_SEQUENCE, host);
         }
     }
 
-    /// The gap is closed. If its NAK was not sent yet, packets only overtook each other.
-    fn expected_arrived(&mut self) {
-        self.nak_sent = false;
-        if let Some(Reply::Nak { syndrome: Syndrome::NAK_SEQUENCE, .. }) = self.replies.back() {
-            self.replies.pop_back();
+    /// Room for one more READ or atomic? Without it the packet counts as lost.
+    fn has_room(&mut self, conn: Conn<'_>, host: &mut impl Host) -> bool {
+        let room = self.replies_owed < Self::depth(conn.attr);
+        if !room {
+            host.drop_packet(Drop::Overload);
         }
+        room
     }
 
     /// A packet that was executed before (IBA 9.7.4.1.1).
@@ -74,8 +79,12 @@ impl Responder {
         };
         match again {
             Some(_) if self.is_owed(psn) => {}
-            Some(reply) if self.replies_owed < Self::depth(conn.attr) => self.owe(reply),
-            _ => host.drop_packet(Drop::DuplicateUnknown),
+            Some(reply) => {
+                if self.has_room(conn, host) {
+                    self.owe(reply);
+                }
+            }
+            None => host.drop_packet(Drop::DuplicateUnknown),
         }
     }
 
@@ -244,8 +253,7 @@ impl Responder {
         let reth = packet.headers.reth.ok_or_else(|| self.refuse(psn, INVALID))?;
         let allowed = conn.attr.access.contains(Access::REMOTE_READ)
             && u64::from(reth.len) <= MAX_MESSAGE
-            && packet.payload.is_empty()
-            && self.replies_owed < Self::depth(conn.attr);
+            && packet.payload.is_empty();
         if !allowed {
             return Err(self.refuse(psn, INVALID));
         }
@@ -271,10 +279,8 @@ impl Responder {
             return Err(self.broken_sequence(psn));
         }
         let eth = packet.headers.atomic.ok_or_else(|| self.refuse(psn, INVALID))?;
-        let allowed = conn.attr.access.contains(Access::REMOTE_ATOMIC)
-            && eth.va.is_multiple_of(8)
-            && packet.payload.is_empty()
-            && self.replies_owed < Self::depth(conn.attr);
+        let allowed =
+            conn.attr.access.contains(Access::REMOTE_ATOMIC) && eth.va.is_multiple_of(8) && packet.payload.is_empty();
         if !allowed {
             return Err(self.refuse(psn, INVALID));
         }

@@ -162,16 +162,36 @@ fn doubled_answers_are_ghosts() {
 }
 
 #[test]
-fn an_overtaken_packet_within_one_batch_draws_no_nak() {
-    // 20 us later than the rest: the NAK is out. At the same instant, but behind: it is not.
-    for (delay, naks) in [(20_000, 1), (0, 0)] {
-        let mut pair = Pair::new(QpType::Rc);
-        pair.fate_nth(Who::A, &[1], Fate::Delay(delay));
-        five_sends(&mut pair);
-        pair.run();
-        five_arrived(&pair);
-        assert_eq!(pair.b.host.counted(Count::NakSequenceSent), naks);
+fn a_nak_asks_for_what_is_missing_when_it_leaves() {
+    // In one batch, packet 1 behind packet 2: packet 2 was dropped, and packet 1 is there.
+    let mut pair = Pair::new(QpType::Rc);
+    pair.b.post_recvs(100, 3, 0, 100);
+    for psn in [0x1000, 0x1002, 0x1001] {
+        let mut headers = Headers::new(Bth::new(O::RC_SEND_ONLY, 0, Psn::new(psn)));
+        headers.bth.ack_req = true;
+        pair.inject(Who::A, headers, &[0; 10]);
     }
+    pair.run();
+    assert_eq!(answers(&pair, Who::B), [(ACK, 0x1000), (NAK, 0x1002), (ACK, 0x1001)]);
+    assert_eq!(pair.b.host.received.len(), 2);
+    // The gap still is that NAK's: no other for it.
+    for psn in [0x1003, 0x1004] {
+        pair.inject(Who::A, Headers::new(Bth::new(O::RC_SEND_ONLY, 0, Psn::new(psn))), &[0; 10]);
+        pair.run();
+    }
+    assert_eq!(answers(&pair, Who::B).len(), 3);
+    assert_eq!(pair.b.host.counted(Count::NakSequenceSent), 1);
+}
+
+#[test]
+fn a_late_packet_is_asked_for() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.fate_nth(Who::A, &[1], Fate::Delay(20_000));
+    five_sends(&mut pair);
+    pair.run();
+    five_arrived(&pair);
+    assert_eq!(answers(&pair, Who::B)[..2], [(ACK, 0x1000), (NAK, 0x1001)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
 }
 
 #[test]
