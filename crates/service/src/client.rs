@@ -23,10 +23,10 @@ pub struct StartOptions {
     pub name: String,
     /// UDP port for a service that is started; other than 4791 for tests only.
     pub port: u16,
-    /// Paths of `ferroced` to try, best first (`FERROCE_SERVICE`, beside the library, beside the program). `PATH` is
-    /// searched after them.
+    /// Paths of `ferroced` to try, best first (beside the library, beside the program). `FERROCE_SERVICE` goes before
+    /// them, `PATH` is searched after them.
     pub candidates: Vec<PathBuf>,
-    /// What the program calls itself; shown by [`Client::status`].
+    /// What the program calls itself; shown by [`Client::status`]. Empty: the name of its process.
     pub program: String,
     /// How long to wait for a started service to accept, and for each answer.
     pub patience: Duration,
@@ -177,10 +177,14 @@ impl Connection {
 
     fn greet(&self, options: &StartOptions) -> Result<(), Refusal> {
         let pid = getpid();
+        let program = match options.program.as_str() {
+            "" => std::fs::read_to_string("/proc/self/comm").unwrap_or_default(),
+            named => named.to_owned(),
+        };
         let hello = Request::Hello {
             version: VERSION,
             pid: pid.as_raw_nonzero().get() as u32,
-            program: options.program.chars().take(protocol::PROGRAM_CHARS_MAX).collect(),
+            program: program.trim().chars().take(protocol::PROGRAM_CHARS_MAX).collect(),
         };
         let pidfd = pidfd_open(pid, PidfdFlags::empty())
             .inspect_err(|errno| log::debug!("no pidfd ({errno}): the service sees only the end of the connection"));

@@ -17,6 +17,9 @@ use crate::{ROCE_PORT, ServiceError};
 /// File name of the service.
 pub const PROGRAM: &str = "ferroced";
 
+/// Environment variable with the path of the service; goes before everything else.
+pub const SERVICE_VARIABLE: &str = "FERROCE_SERVICE";
+
 /// What the service writes to its standard output when it accepts connections, if started with `--ready`.
 pub const READY: &str = "ready\n";
 
@@ -33,7 +36,7 @@ const ENVIRONMENT_PREFIX: &str = "FERROCE_";
 
 /// Starts `ferroced` and waits until it accepts, or another one does.
 pub(crate) fn start(options: &StartOptions) -> Result<(), ServiceError> {
-    let path = find(&options.candidates)?;
+    let path = find(std::env::var_os(SERVICE_VARIABLE), &options.candidates)?;
     log::debug!("starting {}", path.display());
     let failed = |what: &str, errno| ServiceError::system(format!("cannot start {}: {what}", path.display()), errno);
     let (ready, stdout) = pipe().map_err(|errno| failed("no pipe", errno))?;
@@ -68,16 +71,28 @@ fn above_stdio(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
-/// The first candidate that can be executed; `PATH` comes last.
-fn find(candidates: &[PathBuf]) -> Result<PathBuf, ServiceError> {
+/// The first of the variable's path, the candidates and `PATH` that can be executed. A variable that names something
+/// else is an error of its own.
+fn find(variable: Option<OsString>, candidates: &[PathBuf]) -> Result<PathBuf, ServiceError> {
+    let executable = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
+    // Relative paths are the caller's; the service runs in `/`.
+    let absolute = |path: &Path| {
+        std::path::absolute(path)
+            .map_err(|error| ServiceError::system("cannot tell the current directory", sys::errno(&error)))
+    };
+    if let Some(path) = variable.filter(|path| !path.is_empty()).map(PathBuf::from) {
+        if executable(&path) {
+            return absolute(&path);
+        }
+        let what = format!("{SERVICE_VARIABLE}={} is not a program that can be executed", path.display());
+        return Err(ServiceError::new(libc::ENOENT, what));
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(PROGRAM));
     let mut looked = Vec::new();
     for candidate in candidates.iter().cloned().chain(in_path) {
-        if candidate.is_file() && rustix::fs::access(&candidate, Access::EXEC_OK).is_ok() {
-            // Relative paths are the caller's; the service runs in `/`.
-            return std::path::absolute(&candidate)
-                .map_err(|error| ServiceError::system("cannot tell the current directory", sys::errno(&error)));
+        if executable(&candidate) {
+            return absolute(&candidate);
         }
         looked.push(candidate.display().to_string());
     }
@@ -85,7 +100,7 @@ fn find(candidates: &[PathBuf]) -> Result<PathBuf, ServiceError> {
         libc::ENOENT,
         format!(
             "no Ferroce service runs in this network namespace, and {PROGRAM} was not found to start one; looked at: {}. \
-             Set FERROCE_SERVICE to its path",
+             Set {SERVICE_VARIABLE} to its path",
             if looked.is_empty() { "nothing (no candidates, PATH is empty)".into() } else { looked.join(", ") }
         ),
     ))
@@ -152,11 +167,20 @@ mod tests {
 
     #[test]
     fn a_missing_service_is_reported_with_where_it_was_looked_for() {
-        let error = find(&["/nonexistent/ferroced".into(), "/etc/passwd".into()]).unwrap_err();
+        let error = find(None, &["/nonexistent/ferroced".into(), "/etc/passwd".into()]).unwrap_err();
         assert_eq!(error.errno(), libc::ENOENT);
         let text = error.to_string();
         assert!(text.contains("/nonexistent/ferroced, /etc/passwd"), "{text}");
         assert!(text.contains("FERROCE_SERVICE"), "{text}");
+    }
+
+    #[test]
+    fn the_variable_goes_first_and_must_be_right() {
+        let candidates = ["/bin/ls".into()];
+        assert_eq!(find(Some("/bin/sh".into()), &candidates).unwrap(), Path::new("/bin/sh"));
+        assert_eq!(find(Some("".into()), &candidates).unwrap(), Path::new("/bin/ls"));
+        let error = find(Some("/nonexistent".into()), &candidates).unwrap_err();
+        assert!(error.to_string().contains("FERROCE_SERVICE=/nonexistent"), "{error}");
     }
 
     #[test]
