@@ -71,6 +71,9 @@ stats! {
     rx_bad_pad,
     /// Datagrams dropped: longer than a receive buffer, or without the facts that the ICRC needs.
     rx_bad_datagram,
+    /// Datagrams that the system dropped before they could be read, most often because the socket's buffer was full. Known when the next
+    /// one is read.
+    rx_drop_full,
     /// Errors of `recvmmsg` other than "nothing there".
     rx_errors,
     /// Packets that a fault middleware lost on purpose.

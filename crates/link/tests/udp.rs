@@ -225,6 +225,30 @@ fn hostile_datagrams_are_dropped() {
     assert_eq!((stats.rx_too_short, stats.rx_icrc_errors, stats.rx_packets), (3, 4, 8));
 }
 
+/// What the system drops because nobody reads is counted as soon as somebody does.
+#[test]
+fn overflow_of_the_receive_buffer_is_counted() {
+    let mut pair = Pair::with_options(V4, &UdpOptions { rcvbuf: 0, ..Default::default() });
+    assert!(pair.rx.receive_buffer() > 4096 && pair.tx.receive_buffer() == 0);
+    let data = pattern(61_440, 1);
+    let trains = (pair.rx.receive_buffer() / 61_440 + 10) as u32;
+    for i in 0..trains {
+        pair.send(&train(Kind::Send, 5, i, 4096, 61_440, spans(&[&data])));
+        pair.flush();
+    }
+    let mut packets = 0;
+    let mut take = |rx: &mut UdpLink| while rx.recv(64, &mut |_, _, _| packets += 1) > 0 {};
+    take(&mut pair.rx);
+    pair.send(&ack(5, 1));
+    pair.flush();
+    while pair.rx.stats().rx_drop_full == 0 {
+        take(&mut pair.rx);
+    }
+    let (tx, rx) = (pair.tx.stats(), pair.rx.stats());
+    assert_eq!(rx.rx_drop_full + rx.rx_datagrams, tx.tx_datagrams);
+    assert!(packets < u64::from(trains) * 15);
+}
+
 #[test]
 fn capabilities_are_printable() {
     let text = Capabilities::probe().to_string();

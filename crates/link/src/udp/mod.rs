@@ -14,7 +14,7 @@
 //! # Receiving
 //! From sockets that somebody else bound, never sending from them. See [`ingest`].
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader};
@@ -95,6 +95,19 @@ impl UdpLink {
             hooks: Hooks::default(),
             stats: LinkStats::default(),
         })
+    }
+}
+
+impl UdpLink {
+    /// Bytes of receive buffer that the smallest of the receiving sockets has, by the system's bookkeeping (a datagram counts with the
+    /// memory that holds it, a few hundred bytes more than its own); 0 without sockets. Peers must not have more in flight.
+    pub fn receive_buffer(&self) -> usize {
+        self.receiver
+            .sockets()
+            .iter()
+            .map(|socket| sys::buffer_size(socket.as_fd(), sys::Buffer::Receive))
+            .min()
+            .unwrap_or(0)
     }
 }
 

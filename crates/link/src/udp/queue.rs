@@ -3,7 +3,7 @@
 use ferroce_core::mem;
 use ferroce_transport::{Payload, Span, Train};
 use ferroce_wire::icrc;
-use ferroce_wire::{Bth, Headers, ICRC_LEN};
+use ferroce_wire::{BTH_LEN, Bth, Headers, ICRC_LEN, Psn};
 
 use super::arena::Arena;
 use super::sum::PathSum;
@@ -113,19 +113,21 @@ impl Queue {
         );
         let mut source = Source::new(&train.payload, len);
         let mark = self.mark(arena);
+        let mut header = Header::new(&train.head);
         for i in 0..packets {
             let last = i + 1 == packets;
-            let headers = match &train.tail {
-                _ if i == 0 => train.head,
-                Some(tail) if last => *tail,
-                _ => {
-                    Headers::new(Bth { opcode: train.body, ack_req: false, solicited: false, pad: 0, ..train.head.bth })
+            match &train.tail {
+                Some(tail) if last => header = Header::new(tail),
+                _ if i == 1 => {
+                    let bth = Bth { opcode: train.body, ack_req: false, solicited: false, pad: 0, ..train.head.bth };
+                    header = Header::new(&Headers::new(bth));
                 }
-            };
-            let headers = Headers { bth: Bth { psn: train.head.bth.psn.add(i as u32), ..headers.bth }, ..headers };
+                _ => {}
+            }
+            header.set_psn(train.head.bth.psn.add(i as u32));
             let payload = if last { len - i * mtu } else { mtu };
             let start = arena.used();
-            let Ok(identification) = self.push_packet(cookie, &headers, payload, &mut source, arena) else {
+            let Ok(identification) = self.push_packet(cookie, &header, payload, &mut source, arena) else {
                 self.rewind(mark, arena);
                 return Err(SendError::Fault);
             };
@@ -140,24 +142,22 @@ impl Queue {
     fn push_packet(
         &mut self,
         cookie: u64,
-        headers: &Headers,
+        header: &Header,
         payload: usize,
         source: &mut Source<'_>,
         arena: &mut Arena,
     ) -> Result<u16, mem::Fault> {
-        let header = headers.len();
-        let pad = usize::from(headers.bth.pad);
-        let wire = header + payload + pad + ICRC_LEN;
+        let wire = header.len + payload + header.pad + ICRC_LEN;
         let identification = self.place(cookie, wire);
         let addr = arena.addr(arena.used());
         let packet = arena.take(wire);
-        let (header, rest) = packet.split_at_mut(header);
+        let (headers, rest) = packet.split_at_mut(header.len);
         let (payload, rest) = rest.split_at_mut(payload);
-        let (pad, icrc) = rest.split_at_mut(pad);
+        let (pad, icrc) = rest.split_at_mut(header.pad);
 
-        headers.emit(header);
         let mut sum = self.sum.state(wire as u16, identification);
-        sum = sum_header(sum, header);
+        sum = icrc::update(sum, header.masked());
+        header.put(headers);
         sum = source.copy_to(payload, sum)?;
         if !pad.is_empty() {
             pad.fill(0);
@@ -292,13 +292,43 @@ fn restore<T>(list: &mut Vec<T>, len: usize, last: Option<T>) {
     }
 }
 
-/// Sums a packet's headers, byte 4 of the BTH masked, in one go.
-fn sum_header(sum: u32, header: &[u8]) -> u32 {
-    let mut masked = [0; OVERHEAD];
-    let masked = &mut masked[..header.len()];
-    masked.copy_from_slice(header);
-    masked[4] = 0xff;
-    icrc::update(sum, masked)
+/// The headers of a packet as bytes. Most packets of a train differ in their PSN alone, and emitting is dearer than patching.
+struct Header {
+    /// With byte 4 of the BTH as the ICRC takes it.
+    masked: [u8; OVERHEAD],
+    len: usize,
+    /// Byte 4 as it is sent.
+    congestion: u8,
+    /// Bytes of pad.
+    pad: usize,
+}
+
+impl Header {
+    fn new(headers: &Headers) -> Header {
+        let mut masked = [0; OVERHEAD];
+        headers.emit(&mut masked);
+        let congestion = std::mem::replace(&mut masked[4], 0xff);
+        Header { masked, len: headers.len(), congestion, pad: headers.bth.pad.into() }
+    }
+
+    fn set_psn(&mut self, psn: Psn) {
+        // AckReq and its reserved bits share the word. One store of the word: the sum loads it as one.
+        let word = u32::from(self.masked[8]) << 24 | psn.get();
+        self.masked[8..12].copy_from_slice(&word.to_be_bytes());
+    }
+
+    fn masked(&self) -> &[u8] {
+        &self.masked[..self.len]
+    }
+
+    /// Writes the headers as they are sent.
+    fn put(&self, out: &mut [u8]) {
+        match out.first_chunk_mut::<BTH_LEN>() {
+            Some(out) if self.len == BTH_LEN => out.copy_from_slice(&self.masked[..BTH_LEN]),
+            _ => out.copy_from_slice(self.masked()),
+        }
+        out[4] = self.congestion;
+    }
 }
 
 /// What is left of a train's payload.

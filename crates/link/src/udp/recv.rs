@@ -14,6 +14,8 @@ use crate::{Direction, Frame, LinkStats};
 
 /// Receive buffers. Only the first bytes of each are touched when datagrams are small.
 const BUFFERS: usize = 32;
+/// Buffers offered when little was waiting: to offer one costs time even if it stays empty.
+const BUFFERS_IDLE: usize = 4;
 /// After a large datagram so many are received at once: they shall still be in the core's cache when they are summed and stored.
 const BUFFERS_LARGE: usize = 2;
 /// What counts as large.
@@ -22,6 +24,8 @@ const LARGE: usize = 8192;
 /// The receiving half of a UDP link.
 pub(super) struct Receiver {
     sockets: Vec<OwnedFd>,
+    /// What each socket said of its drops last.
+    dropped: Vec<u32>,
     /// The socket to read first next time, so that none starves.
     next: usize,
     buffers: RxBuffers,
@@ -35,7 +39,15 @@ impl Receiver {
         for socket in &sockets {
             prepare(socket.as_fd(), options)?;
         }
-        Ok(Receiver { sockets, next: 0, buffers: RxBuffers::new(BUFFERS), ask: BUFFERS, paths: Paths::default() })
+        let dropped = vec![0; sockets.len()];
+        Ok(Receiver {
+            sockets,
+            dropped,
+            next: 0,
+            buffers: RxBuffers::new(BUFFERS),
+            ask: BUFFERS_IDLE,
+            paths: Paths::default(),
+        })
     }
 
     pub(super) fn sockets(&self) -> &[OwnedFd] {
@@ -66,9 +78,19 @@ impl Receiver {
                 let mut largest = 0;
                 for (received, bytes) in self.buffers.iter_mut() {
                     largest = largest.max(bytes.len());
+                    if let Some(dropped) = received.dropped {
+                        let before = std::mem::replace(&mut self.dropped[socket], dropped);
+                        stats.rx_drop_full += u64::from(dropped.wrapping_sub(before));
+                    }
                     take(received, bytes, &mut self.paths, hooks, stats, sink);
                 }
-                self.ask = if largest >= LARGE { BUFFERS_LARGE } else { BUFFERS };
+                self.ask = if largest >= LARGE {
+                    BUFFERS_LARGE
+                } else if count == ask {
+                    (2 * self.ask).min(BUFFERS)
+                } else {
+                    BUFFERS_IDLE
+                };
                 read += count;
                 if count < ask {
                     break;
@@ -99,6 +121,7 @@ fn prepare(fd: BorrowedFd<'_>, options: &UdpOptions) -> io::Result<()> {
             log::debug!("socket option {level}/{option} is not to be had: {error}");
         }
     };
+    wish(libc::SOL_SOCKET, libc::SO_RXQ_OVFL);
     wish(libc::IPPROTO_IP, libc::IP_RECVTOS);
     wish(libc::IPPROTO_IP, libc::IP_RECVTTL);
     if v6 {
@@ -217,8 +240,9 @@ fn ingest_with(
             }
         }
         let body = &packet[..packet.len() - ICRC_LEN];
-        match Headers::parse(body) {
-            Ok((headers, payload)) => sink(&net, &headers, &body[payload]),
+        // By reference: moving the headers once more would cost as much as parsing them.
+        match &Headers::parse(body) {
+            Ok((headers, payload)) => sink(&net, headers, &body[payload.clone()]),
             Err(ParseError::TooShort { .. } | ParseError::Truncated { .. }) => stats.rx_too_short += 1,
             Err(ParseError::Version { .. }) => stats.rx_bad_version += 1,
             Err(ParseError::Pad { .. }) => stats.rx_bad_pad += 1,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::{offset_of, size_of, zeroed};
+use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -76,24 +76,37 @@ pub(super) enum Buffer {
 /// Asks for a buffer of `bytes`, past the system's limit if the process may; tells what the socket has now, bookkeeping
 /// included (the system doubles what is asked for). Never makes it smaller.
 pub(super) fn grow_buffer(fd: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> usize {
-    let (name, force) = match buffer {
-        Buffer::Send => (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE),
-        Buffer::Receive => (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE),
+    let force = match buffer {
+        Buffer::Send => libc::SO_SNDBUFFORCE,
+        Buffer::Receive => libc::SO_RCVBUFFORCE,
     };
-    let size = || option(fd, libc::SOL_SOCKET, name).unwrap_or(0).max(0) as usize;
     let asked = |bytes| c_int::try_from(bytes).unwrap_or(c_int::MAX);
-    if size() < bytes.saturating_mul(2) && set_option(fd, libc::SOL_SOCKET, force, asked(bytes)).is_err() {
+    if buffer_size(fd, buffer) < bytes.saturating_mul(2)
+        && set_option(fd, libc::SOL_SOCKET, force, asked(bytes)).is_err()
+    {
         let bytes = bytes.min(buffer.limit());
         // Somebody with more rights may have given the socket more than the limit already.
-        if size() < bytes * 2 {
+        if buffer_size(fd, buffer) < bytes * 2 {
             // A refusal leaves the default, which works too.
-            let _ = set_option(fd, libc::SOL_SOCKET, name, asked(bytes));
+            let _ = set_option(fd, libc::SOL_SOCKET, buffer.option(), asked(bytes));
         }
     }
-    size()
+    buffer_size(fd, buffer)
+}
+
+/// Bytes of a buffer, bookkeeping included.
+pub(super) fn buffer_size(fd: BorrowedFd<'_>, buffer: Buffer) -> usize {
+    option(fd, libc::SOL_SOCKET, buffer.option()).unwrap_or(0).max(0) as usize
 }
 
 impl Buffer {
+    fn option(self) -> c_int {
+        match self {
+            Buffer::Send => libc::SO_SNDBUF,
+            Buffer::Receive => libc::SO_RCVBUF,
+        }
+    }
+
     /// What a process without rights may ask for: the sysctl, or the kernel's default for it.
     fn limit(self) -> usize {
         let path = match self {
@@ -257,19 +270,20 @@ pub(super) fn send_messages<'a>(
     peer: &Name,
     messages: impl Iterator<Item = Message<'a>>,
 ) -> io::Result<usize> {
-    // SAFETY: all-zero bytes are a valid mmsghdr: null pointers with zero lengths.
-    let mut headers: [libc::mmsghdr; MAX_MESSAGES] = unsafe { zeroed() };
-    let mut controls = [SegmentControl([0; SEGMENT_CONTROL]); MAX_MESSAGES];
+    // Only what is used is written: these arrays are larger than most calls need.
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
+    let mut controls = [const { MaybeUninit::<SegmentControl>::uninit() }; MAX_MESSAGES];
     let mut count = 0;
     for (message, (header, control)) in messages.zip(headers.iter_mut().zip(&mut controls)) {
-        let header = &mut header.msg_hdr;
+        // SAFETY: all-zero bytes are a valid mmsghdr: null pointers with zero lengths.
+        let mmsghdr = header.write(unsafe { zeroed() });
+        let header = &mut mmsghdr.msg_hdr;
         header.msg_name = peer.as_ptr().cast_mut().cast();
         header.msg_namelen = peer.len();
         header.msg_iov = message.pieces.as_ptr().cast_mut().cast();
         header.msg_iovlen = message.pieces.len() as _;
         if message.segment != 0 {
-            *control = SegmentControl::new(message.segment);
-            header.msg_control = (&raw mut *control).cast();
+            header.msg_control = (&raw mut *control.write(SegmentControl::new(message.segment))).cast();
             header.msg_controllen = SEGMENT_CONTROL as _;
         }
         count += 1;
@@ -278,7 +292,7 @@ pub(super) fn send_messages<'a>(
     // have the lengths told. sendmmsg only reads through them, and writes msg_len in `headers`, which is ours. The memory behind
     // the pieces is read by the kernel with its own fault handling.
     let sent = unsafe {
-        libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count as u32, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr().cast(), count, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
     };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }
@@ -296,6 +310,8 @@ pub(super) struct Received {
     pub(super) segment: usize,
     pub(super) tclass: u8,
     pub(super) hop_limit: u8,
+    /// How many datagrams the socket has dropped so far, if any.
+    pub(super) dropped: Option<u32>,
     /// The datagram or the facts about it did not fit.
     pub(super) truncated: bool,
 }
@@ -309,6 +325,8 @@ struct RxControl([u8; RX_CONTROL]);
 /// Buffers for one `recvmmsg`, and what the last call said about them.
 pub(super) struct RxBuffers {
     buffers: Vec<Box<[u8]>>,
+    names: Vec<NameBuf>,
+    controls: Vec<RxControl>,
     received: Vec<Received>,
 }
 
@@ -317,7 +335,12 @@ impl RxBuffers {
     pub(super) fn new(count: usize) -> RxBuffers {
         assert!((1..=MAX_MESSAGES).contains(&count), "{count} receive buffers");
         let buffers = (0..count).map(|_| vec![0; RX_BUFFER].into_boxed_slice()).collect();
-        RxBuffers { buffers, received: Vec::with_capacity(count) }
+        RxBuffers {
+            buffers,
+            names: vec![NameBuf::zeroed(); count],
+            controls: vec![RxControl([0; RX_CONTROL]); count],
+            received: Vec::with_capacity(count),
+        }
     }
 
     /// What the last [`RxBuffers::fill`] received.
@@ -329,31 +352,38 @@ impl RxBuffers {
     pub(super) fn fill(&mut self, fd: BorrowedFd<'_>, limit: usize) -> io::Result<usize> {
         self.received.clear();
         let limit = limit.min(self.buffers.len());
-        // SAFETY: all-zero bytes are valid for both: null pointers with zero lengths.
-        let (mut headers, mut pieces): ([libc::mmsghdr; MAX_MESSAGES], [libc::iovec; MAX_MESSAGES]) =
-            unsafe { (zeroed(), zeroed()) };
-        let mut names = [NameBuf::zeroed(); MAX_MESSAGES];
-        let mut controls = [RxControl([0; RX_CONTROL]); MAX_MESSAGES];
-        for (i, buffer) in self.buffers[..limit].iter_mut().enumerate() {
-            pieces[i] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-            let header = &mut headers[i].msg_hdr;
-            header.msg_name = (&raw mut names[i]).cast();
+        // Only what is used is written: these arrays are larger than most calls need.
+        let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
+        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_MESSAGES];
+        for i in 0..limit {
+            let buffer = &mut self.buffers[i];
+            let piece = pieces[i].write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
+            // SAFETY: all-zero bytes are a valid mmsghdr: null pointers with zero lengths.
+            let header = &mut headers[i].write(unsafe { zeroed() }).msg_hdr;
+            header.msg_name = (&raw mut self.names[i]).cast();
             header.msg_namelen = size_of::<NameBuf>() as socklen_t;
-            header.msg_iov = &raw mut pieces[i];
+            header.msg_iov = &raw mut *piece;
             header.msg_iovlen = 1;
-            header.msg_control = (&raw mut controls[i]).cast();
+            header.msg_control = (&raw mut self.controls[i]).cast();
             header.msg_controllen = RX_CONTROL as _;
         }
         // SAFETY: the first `limit` headers point to a name, one piece (a whole buffer of ours, exclusively borrowed) and a control
         // buffer each, of the lengths told; all outlive the call.
         let count = unsafe {
-            libc::recvmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), limit as u32, libc::MSG_DONTWAIT, std::ptr::null_mut())
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr().cast(),
+                limit as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
         };
         if count < 0 {
             return Err(io::Error::last_os_error());
         }
-        for (header, name) in headers.iter().zip(&names).take(count as usize) {
-            self.received.push(received(header, name));
+        for (header, name) in headers.iter().zip(&self.names).take(count as usize) {
+            // SAFETY: at most the first `limit` headers were filled by the system, and those were initialised above.
+            self.received.push(received(unsafe { header.assume_init_ref() }, name));
         }
         Ok(count as usize)
     }
@@ -368,6 +398,7 @@ fn received(header: &libc::mmsghdr, name: &NameBuf) -> Received {
         segment: 0,
         tclass: 0,
         hop_limit: 64,
+        dropped: None,
         truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
     };
     // SAFETY: msg_control points to a live buffer of which the system filled msg_controllen bytes with control messages.
@@ -392,6 +423,7 @@ fn received(header: &libc::mmsghdr, name: &NameBuf) -> Received {
             (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
                 received.hop_limit = control_value::<c_int>(control, data) as u8;
             }
+            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => received.dropped = Some(control_value::<u32>(control, data)),
             _ => {}
         }
         // SAFETY: as for FIRSTHDR; `control` is a header of this buffer.
@@ -403,6 +435,7 @@ fn received(header: &libc::mmsghdr, name: &NameBuf) -> Received {
 /// What the system puts into a control message: plain numbers, for which every pattern of bytes is a value.
 trait ControlData: Copy {}
 impl ControlData for u8 {}
+impl ControlData for u32 {}
 impl ControlData for c_int {}
 impl ControlData for libc::in_pktinfo {}
 impl ControlData for libc::in6_pktinfo {}
