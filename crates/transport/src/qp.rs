@@ -68,6 +68,8 @@ impl Machines {
 /// the link; **outputs** ([`poll_transmit`](Qp::poll_transmit), [`next_timeout`](Qp::next_timeout)) are asked for. After every
 /// command and every input (or a batch of them) the host calls `poll_transmit` until it gives `None`, then asks `next_timeout`.
 /// It calls `poll_transmit` again when a window that had no room has some.
+///
+/// A queue pair that is thrown away is taken to RESET before, so that what it holds of the windows goes back.
 #[derive(Debug)]
 pub struct Qp {
     init: QpInit,
@@ -308,6 +310,15 @@ impl Qp {
         match &self.machines {
             Machines::Rc { requester, .. } => requester.next_timeout(),
             Machines::Uc { .. } | Machines::Ud { .. } => None,
+        }
+    }
+
+    /// Panics if the queue pair's own state contradicts itself.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn assert_invariants(&self) {
+        if let Machines::Rc { requester, responder, .. } = &self.machines {
+            requester.assert_invariants();
+            responder.assert_invariants(&self.attr);
         }
     }
 

@@ -93,7 +93,7 @@ pub(crate) fn fail(wr: &RecvWr, init: &QpInit, src_qp: u32, failure: Failure, ho
         src_qp,
         flags: WcFlags::empty(),
         vendor_err: failure.vendor,
-        // An error always counts as solicited (IBA 11.4.2.2): who waits for solicited completions must see it.
+        // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
         solicited: true,
     });
 }

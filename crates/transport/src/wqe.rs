@@ -210,7 +210,8 @@ impl Wqe {
             src_qp: dest_qpn,
             flags: WcFlags::empty(),
             vendor_err: failure.map_or(vendor::NONE, |failure| failure.vendor),
-            solicited: false,
+            // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
+            solicited: failure.is_some(),
         }
     }
 

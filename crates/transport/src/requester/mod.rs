@@ -214,6 +214,27 @@ impl Requester {
         }
     }
 
+    /// What holds between inputs, whatever comes.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn assert_invariants(&self) {
+        let flying: u32 = self.flights.iter().map(|flight| flight.packets).sum();
+        assert_eq!(flying, self.sent, "the trains of this pass are what was sent in it");
+        assert!(self.sent <= self.in_flight, "{} of {}", self.sent, self.in_flight);
+        let before = self.queue.iter().take(self.cursor.index);
+        let open: u32 = before.map(|wqe| wqe.packets - wqe.acked).sum();
+        let here = self.queue.get(self.cursor.index).map_or(0, |wqe| wqe.acked);
+        assert_eq!(open + self.cursor.packet.saturating_sub(here), self.sent, "the cursor is where sending stands");
+        let reads = self.flights.iter().filter(|flight| flight.read).count();
+        assert_eq!(reads, self.reads as usize);
+        assert!(self.queue.iter().all(|wqe| wqe.acked < wqe.packets || wqe.packets == 0), "what is complete is gone");
+        // Something in flight is never waited for without a timer.
+        assert!(
+            self.sent == 0 || self.timers.is_armed(Timer::Retransmit) || self.timers.is_armed(Timer::RnrWait),
+            "nobody watches {} packets",
+            self.sent
+        );
+    }
+
     /// New requests may be started.
     fn may_start(conn: Conn<'_>) -> bool {
         conn.state == QpState::Rts

@@ -170,7 +170,7 @@ impl Requester {
         }
         let mut headers = single(Opcode::RC_READ_REQUEST, self.next_psn(), conn);
         headers.reth = Some(Reth { va: raddr.wrapping_add(u64::from(offset)), rkey, len });
-        *out = Some(header_train(headers));
+        *out = Some(header_train(headers, conn));
         Some(Departure { packets, charge, window: Window::Responses, read: true })
     }
 
@@ -188,7 +188,7 @@ impl Requester {
         }
         let mut headers = single(opcode, self.next_psn(), conn);
         headers.atomic = Some(eth);
-        *out = Some(header_train(headers));
+        *out = Some(header_train(headers, conn));
         Some(Departure { packets: 1, charge, window: Window::Requests, read: true })
     }
 
@@ -256,13 +256,13 @@ fn single(opcode: Opcode, psn: Psn, conn: Conn<'_>) -> Headers {
     headers
 }
 
-fn header_train(headers: Headers) -> Train {
+fn header_train(headers: Headers, conn: Conn<'_>) -> Train {
     Train {
         head: headers,
         body: headers.bth.opcode,
         tail: None,
         packets: 1,
-        mtu: 0,
+        mtu: conn.attr.path_mtu,
         len: 0,
         payload: Payload::Gather(SmallVec::new()),
         path: None,

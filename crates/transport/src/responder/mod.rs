@@ -148,6 +148,21 @@ impl Responder {
         (usize::from(attr.max_dest_rd_atomic) * DEPTH_TOLERANCE).max(DEPTH_MIN)
     }
 
+    /// What holds between inputs, whatever comes.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn assert_invariants(&self, attr: &QpAttr) {
+        let owed = self.replies.iter().filter(|reply| matches!(reply, Reply::Read(_) | Reply::Atomic { .. })).count();
+        assert_eq!(owed, self.replies_owed);
+        assert!(self.replies_owed <= Self::depth(attr) && self.saved.len() <= Self::depth(attr));
+        assert!(self.replies.len() <= reply::REPLIES_MAX + 1, "{} answers", self.replies.len());
+        let naks = self
+            .replies
+            .iter()
+            .filter(|reply| matches!(reply, Reply::Nak { syndrome, .. } if *syndrome == Syndrome::NAK_SEQUENCE));
+        assert_eq!(naks.count(), usize::from(self.nak_queued));
+        assert!(self.nak_sent || !self.nak_queued);
+    }
+
     fn save(&mut self, saved: Saved, attr: &QpAttr) {
         if self.saved.len() >= Self::depth(attr) {
             self.saved.pop_front();

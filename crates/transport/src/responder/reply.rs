@@ -13,7 +13,7 @@ use crate::wqe::{Wqe, pad, train_packets_max};
 
 /// ACKs and NAKs are not queued behind so many answers: only a peer that sends nonsense between READs gets there, and whoever means
 /// it well asks again.
-const REPLIES_MAX: usize = 256;
+pub(super) const REPLIES_MAX: usize = 256;
 
 fn is_fatal(syndrome: Syndrome) -> bool {
     syndrome.is_nak() && syndrome != Syndrome::NAK_SEQUENCE

@@ -380,8 +380,10 @@ impl Pair {
 
     /// Lets everything out that wants out.
     pub fn drain(&mut self) {
-        self.drain_end(Who::A);
-        self.drain_end(Who::B);
+        for who in [Who::A, Who::B] {
+            self.drain_end(who);
+            self.end(who).qp.assert_invariants();
+        }
     }
 
     fn drain_end(&mut self, who: Who) {
@@ -449,6 +451,7 @@ impl Pair {
             let end = self.end_mut(to);
             let packet = Packet { headers: &packet.headers, payload: &packet.payload, net: &packet.net };
             end.qp.handle_packet(now, &packet, &mut end.host);
+            end.qp.assert_invariants();
         }
         for who in [Who::A, Who::B] {
             let now = self.now;
