@@ -21,5 +21,6 @@ mod windows;
 pub use card::Card;
 pub use counters::{CounterSnapshot, Counters};
 pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};
+pub use progress::spawn_quiet;
 pub use queue_pair::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
 pub use relay::Relay;

@@ -24,10 +24,15 @@ const SLEEP_MAX_NS: u64 = 100_000_000;
 /// What `pthread_create` says.
 pub(crate) fn spawn(lane: &Arc<Lane>) -> std::io::Result<()> {
     let weak = Arc::downgrade(lane);
-    let name = format!("ferroce-lane{}", lane.number());
-    with_signals_blocked(|| {
-        thread::Builder::new().name(name).stack_size(256 * 1024).spawn(move || run(&weak)).map(drop)
-    })
+    spawn_quiet(&format!("ferroce-lane{}", lane.number()), move || run(&weak))
+}
+
+/// Starts a thread that takes none of the program's signals.
+///
+/// # Errors
+/// What `pthread_create` says.
+pub fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    with_signals_blocked(|| thread::Builder::new().name(name.into()).stack_size(256 * 1024).spawn(f).map(drop))
 }
 
 /// The program's signals are the program's: its handlers never run on our thread. Faults stay open: they are synchronous.

@@ -408,15 +408,12 @@ impl Machines {
     }
 
     fn send_failed(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: &Train, error: &SendError) {
-        match error {
-            SendError::Fault => {
-                self.with(shared, slot, |machine, host| {
-                    machine.handle_transmit_fault(now, train, MemoryError::Fault, host);
-                });
-                self.activate(slot);
-            }
-            // As if the network had lost it: the retry timer decides. The link counted it.
-            _ => {}
+        // Anything else is as if the network had lost it: the retry timer decides. The link counted it.
+        if matches!(error, SendError::Fault) {
+            self.with(shared, slot, |machine, host| {
+                machine.handle_transmit_fault(now, train, MemoryError::Fault, host);
+            });
+            self.activate(slot);
         }
     }
 

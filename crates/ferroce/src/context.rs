@@ -17,6 +17,7 @@ use crate::fork::{self, Generation};
 use crate::link;
 use crate::pd::Pd;
 use crate::relay::LeaseRelay;
+use crate::watch::Watch;
 
 /// The process's card. Kept for the life of the process once made: closing the last context and opening another is cheap.
 static CARD: Mutex<Option<ProcessCard>> = Mutex::new(None);
@@ -26,6 +27,7 @@ static NEXT_PD: AtomicU32 = AtomicU32::new(1);
 struct ProcessCard {
     generation: Generation,
     card: Arc<Card>,
+    watch: Arc<Watch>,
     /// Keeps the lease; its end gives the lane back.
     _client: Client,
     /// Each lane's relay holds its lease.
@@ -45,14 +47,16 @@ pub struct Context {
 
 impl Context {
     pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
-        let card = process_card()?;
-        Ok(Arc::new(Context {
+        let (card, watch) = process_card()?;
+        let context = Arc::new(Context {
             device,
             card,
             events: Arc::new(AsyncQueue::new()?),
             generation: Generation::current(),
             users: AtomicU32::new(0),
-        }))
+        });
+        watch.add(&context);
+        Ok(context)
     }
 
     /// The device.
@@ -148,20 +152,20 @@ impl Drop for Context {
 }
 
 /// The card of this process, made on first use and made anew in a forked child.
-fn process_card() -> Result<Arc<Card>> {
+fn process_card() -> Result<(Arc<Card>, Arc<Watch>)> {
     let mut slot = CARD.lock();
     let now = Generation::current();
     if let Some(process) = slot.as_ref()
         && process.generation == now
     {
-        return Ok(Arc::clone(&process.card));
+        return Ok((Arc::clone(&process.card), Arc::clone(&process.watch)));
     }
     // A forked child must not drop what it inherited: the locks in it may be held by threads that do not exist here.
     std::mem::forget(slot.take());
     let process = make_card(now)?;
-    let card = Arc::clone(&process.card);
+    let parts = (Arc::clone(&process.card), Arc::clone(&process.watch));
     *slot = Some(process);
-    Ok(card)
+    Ok(parts)
 }
 
 fn make_card(generation: Generation) -> Result<ProcessCard> {
@@ -178,7 +182,7 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let link = link::make(rx)?;
     let lane = Lane::open(lease.lane(), lease.seed(), Arc::clone(card.keys()), link, Some(relay), sleep_fds)?;
     card.add_lane(lane);
-    Ok(ProcessCard { generation, card, _client: client, _leases: vec![lease] })
+    Ok(ProcessCard { generation, card, watch: Watch::start()?, _client: client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

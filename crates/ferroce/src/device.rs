@@ -59,6 +59,11 @@ pub fn devices() -> Result<Vec<Arc<Device>>> {
     Ok(infos.into_iter().map(|info| remember(&mut known, info)).collect())
 }
 
+/// The interfaces as they are now; none if they cannot be listed.
+pub(crate) fn list_now() -> Vec<DeviceInfo> {
+    devices::list(options()).unwrap_or_default()
+}
+
 fn options() -> ListOptions {
     ListOptions { loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }
 }
@@ -164,7 +169,7 @@ impl Device {
             return;
         }
         // An interface that went away leaves its last state, marked as down.
-        let listed = devices::list(options()).unwrap_or_default();
+        let listed = list_now();
         let mut known = self.known.lock();
         known.at = Instant::now();
         match listed.into_iter().find(|info| info.ifindex == known.info.ifindex) {

@@ -17,6 +17,7 @@ mod pd;
 mod qp;
 mod relay;
 mod srq;
+mod watch;
 
 pub use context::Context;
 pub use cq::{Cq, EventsDelivered};

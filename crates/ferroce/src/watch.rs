@@ -1,0 +1,116 @@
+//! Port events: a thread that follows the interfaces and tells the contexts of their devices.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+use ferroce_core::{AsyncEvent, PortEvent};
+use ferroce_service::devices::{DeviceInfo, DeviceWatch};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use crate::context::Context;
+use crate::device::{self, GidEntry};
+use crate::error::Result;
+
+/// Contexts of this process that want to know. A forked child starts with a list of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    watched: Mutex<Vec<Watched>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    context: Weak<Context>,
+    seen: Seen,
+}
+
+/// What was last told about a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    active: bool,
+    gids: Vec<GidEntry>,
+}
+
+impl Watch {
+    /// Starts the thread; it lives as long as the process.
+    pub(crate) fn start() -> Result<Arc<Watch>> {
+        let watch = Arc::new(Watch::default());
+        let changes = DeviceWatch::new()?;
+        let thread = Arc::clone(&watch);
+        ferroce_engine::spawn_quiet("ferroce-watch", move || thread.run(&changes))?;
+        Ok(watch)
+    }
+
+    pub(crate) fn add(&self, context: &Arc<Context>) {
+        let seen = Seen::of(&context.device().info(), context.device().port().active);
+        self.watched.lock().push(Watched { context: Arc::downgrade(context), seen });
+    }
+
+    fn run(&self, changes: &DeviceWatch) {
+        loop {
+            let fd = changes.fd();
+            let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+            // EINTR is as good as a change: nothing was.
+            let _ = poll(&mut fds, PollTimeout::NONE);
+            if changes.drain() {
+                self.tell();
+            }
+        }
+    }
+
+    fn tell(&self) {
+        let listed = device::list_now();
+        self.watched.lock().retain_mut(|watched| {
+            let Some(context) = watched.context.upgrade() else { return false };
+            let info = listed.iter().find(|info| info.ifindex == context.device().ifindex());
+            let now = match info {
+                Some(info) => Seen::of(info, info.up),
+                // An interface that is down or gone keeps its GIDs in our memory.
+                None => Seen { active: false, gids: watched.seen.gids.clone() },
+            };
+            for event in news(&watched.seen, &now) {
+                context.events().push(AsyncEvent::Port { port: 1, event });
+            }
+            watched.seen = now;
+            true
+        });
+    }
+}
+
+impl Seen {
+    fn of(info: &DeviceInfo, active: bool) -> Seen {
+        Seen { active, gids: info.gids.clone() }
+    }
+}
+
+fn news(before: &Seen, now: &Seen) -> Vec<PortEvent> {
+    let mut events = Vec::new();
+    if before.gids != now.gids {
+        events.push(PortEvent::GidChange);
+    }
+    match (before.active, now.active) {
+        (true, false) => events.push(PortEvent::Error),
+        (false, true) => events.push(PortEvent::Active),
+        _ => {}
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    fn seen(active: bool, hosts: &[u8]) -> Seen {
+        let entry = |host| GidEntry { gid: [host; 16], addr: IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)) };
+        Seen { active, gids: hosts.iter().map(|host| entry(*host)).collect() }
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        assert_eq!(news(&seen(true, &[1]), &seen(true, &[1])), []);
+        assert_eq!(news(&seen(true, &[1]), &seen(false, &[1])), [PortEvent::Error]);
+        assert_eq!(news(&seen(false, &[1]), &seen(true, &[1, 2])), [PortEvent::GidChange, PortEvent::Active]);
+    }
+}
