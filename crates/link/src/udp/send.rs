@@ -139,28 +139,34 @@ impl Sender {
             self.last = slot;
             return Ok(slot);
         }
-        let socket = TxSocket::open(key.clone(), self.port, self.max_packets).map_err(|error| unreachable(&error))?;
-        let slot = self.sockets.len();
-        self.last = if slot < self.max_sockets {
-            self.sockets.push(socket);
-            slot
-        } else {
-            self.replace_oldest(socket, stats)
-        };
+        if self.sockets.len() >= self.max_sockets {
+            self.close_oldest(stats);
+        }
+        let mut socket = TxSocket::open(key.clone(), self.port, self.max_packets);
+        if let Err(error) = &socket
+            && matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+            && !self.sockets.is_empty()
+        {
+            // The program is out of descriptors: go on with fewer of them.
+            self.close_oldest(stats);
+            socket = TxSocket::open(key.clone(), self.port, self.max_packets);
+        }
+        self.last = self.sockets.len();
+        self.sockets.push(socket.map_err(|error| unreachable(&error))?);
         self.index.insert(key, self.last);
         Ok(self.last)
     }
 
-    fn replace_oldest(&mut self, socket: TxSocket, stats: &mut LinkStats) -> usize {
-        let oldest =
-            (0..self.sockets.len()).min_by_key(|&slot| self.sockets[slot].used).expect("at least one socket is kept");
-        if self.sockets[oldest].queue.batches() > 0 {
-            self.flush_all(stats);
+    /// Closes the least recently used socket. Slots change.
+    fn close_oldest(&mut self, stats: &mut LinkStats) {
+        self.flush_all(stats);
+        let Some(oldest) = (0..self.sockets.len()).min_by_key(|&slot| self.sockets[slot].used) else { return };
+        let closed = self.sockets.swap_remove(oldest);
+        self.index.remove(&closed.key);
+        if let Some(moved) = self.sockets.get(oldest) {
+            self.index.insert(moved.key.clone(), oldest);
         }
         stats.tx_sockets_evicted += 1;
-        self.index.remove(&self.sockets[oldest].key);
-        self.sockets[oldest] = socket;
-        oldest
     }
 
     fn flush_all(&mut self, stats: &mut LinkStats) {
