@@ -9,7 +9,7 @@ use parking_lot::{Mutex, const_mutex};
 use crate::abi::{consts, ibv_context, ibv_device, verbs_device, verbs_device_ops};
 use crate::context::ContextObject;
 use crate::entry::{MinusOne, Plain, Pointer, Refusal, Verb, Void, verb};
-use crate::refusal;
+use crate::{logging, refusal};
 
 /// A device as C sees it. Made once for each Ferroce device of the process and never freed: programs compare device pointers, and
 /// keep them after they freed the list.
@@ -118,6 +118,7 @@ pub(crate) fn c_chars<const N: usize>(text: &str) -> [c_char; N] {
 verb! {
     /// `ibv_get_device_list(3)`: a NULL-terminated array. The devices stay valid after the array is freed.
     fn ibv_get_device_list(num_devices: *mut c_int) -> Pointer<*mut ibv_device> {
+        logging::start();
         watch_forks();
         let devices = match ferroce::devices() {
             Ok(devices) => devices.into_iter().map(DeviceObject::intern).collect(),

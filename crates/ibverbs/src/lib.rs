@@ -31,6 +31,7 @@ pub mod device;
 mod events;
 mod handle;
 pub mod kern;
+mod logging;
 pub mod mr;
 pub mod pd;
 mod post;
