@@ -1,7 +1,36 @@
 //! The InfiniBand transport (IBA volume 1, chapter 9) as sans-IO state machines.
 //!
 //! Nothing here knows a clock, a socket, a thread or `unsafe`. Time is a number of nanoseconds passed in; packets, completions and
-//! memory go through the [`Host`] trait. The entry is [`Qp`].
+//! memory go through the [`Host`] trait. The entry is [`Qp`], whose documentation says how a host drives it.
+//!
+//! | module | part |
+//! |---|---|
+//! | `qp`, `qp_state` | the queue pair: admission of packets, states and their table, flushing |
+//! | `requester` | RC: requests out, answers in, what is sent again |
+//! | `responder` | RC: requests in, answers out |
+//! | `send_once`, `uc`, `ud` | the sender of UC and UD, and their receivers |
+//! | `wqe`, `receive` | a send request and its packets; a receive request that is being filled |
+//! | `recovery`, `timer`, [`cc`] | when to send again and when to give up; timers; windows |
+//!
+//! # Where the specification leaves a choice, or others do otherwise
+//!
+//! - **Sending again** follows measured round trips; the verbs timeout and retry count only say when to give up. retry_cnt 7 is
+//!   seven, not endless (kernel rxe takes it as endless); rnr_retry 7 is endless.
+//! - **After an RNR NAK** packets behind the refused one are dropped silently (kernel rxe sends a sequence NAK as well).
+//! - **A sequence NAK** carries the PSN expected when it leaves, not when the gap was seen.
+//! - **A repeated READ** is answered as the new request that it is: FIRST or ONLY come first (kernel rxe answers with the opcodes of
+//!   the first time; the requester takes both). It must lie within a READ on record.
+//! - **More READs or atomics than agreed** are served up to a bound, and lost above it.
+//! - **A SEND too long for its receive** is a local length error at the receiver and an invalid request at the sender, as
+//!   hardware has it (kernel rxe: local QP operation error and remote operational error).
+//! - **Memory that is gone under a good key** is a remote operational error; a bad key, bounds or rights are a remote access error.
+//! - **SEND with invalidate that cannot** ends in a remote access error at the sender and a memory management error
+//!   (`IBV_WC_MW_BIND_ERR`) at the receiver.
+//! - **UC**: a broken message is forgotten and its receive used for the next one. Writes that are refused are dropped; a message too
+//!   long for its receive is the receiver's error.
+//! - **UD**: a datagram above the MTU is a local length error; one that finds no receive, or too small a one, is dropped, and the
+//!   receive stays for the next.
+//! - FLUSH and ATOMIC WRITE are not served, and dropped as unknown.
 
 pub mod cc;
 pub mod host;

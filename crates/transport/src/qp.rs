@@ -108,6 +108,21 @@ impl Qp {
         &self.attr
     }
 
+    /// Its attributes as `ibv_query_qp(3)` tells them: the PSNs are those that come next.
+    pub fn query(&self) -> QpAttr {
+        let mut attr = self.attr.clone();
+        match &self.machines {
+            Machines::Rc { requester, responder, .. } => {
+                (attr.sq_psn, attr.rq_psn) = (requester.new_psn(), responder.expected_psn());
+            }
+            Machines::Uc { sender, receiver } => {
+                (attr.sq_psn, attr.rq_psn) = (sender.new_psn(), receiver.expected_psn());
+            }
+            Machines::Ud { sender, .. } => attr.sq_psn = sender.new_psn(),
+        }
+        attr
+    }
+
     /// Changes the state or attributes (`ibv_modify_qp(3)`). On an error nothing was changed.
     ///
     /// The path MTU of a UD queue pair is not an attribute of verbs: it is the port's. The host puts it into `attr.path_mtu` when it
@@ -136,14 +151,14 @@ impl Qp {
         self.attr.cur_state = to;
         self.attr.state = to;
         if from != to {
-            self.entered(from, to);
+            self.entered(from, to, mask);
         }
         self.settle(Ok(()), host);
         let _ = now;
         Ok(())
     }
 
-    fn entered(&mut self, from: QpState, to: QpState) {
+    fn entered(&mut self, from: QpState, to: QpState, mask: QpAttrMask) {
         match to {
             QpState::Rtr => {
                 let psn = self.attr.rq_psn;
@@ -165,6 +180,8 @@ impl Qp {
                 }
             }
             QpState::Sqd => {
+                // Asked for anew each time.
+                self.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
                 self.attr.sq_draining = true;
                 self.drained = false;
             }

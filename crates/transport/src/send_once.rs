@@ -35,6 +35,11 @@ impl SendOnce {
         self.psn = psn;
     }
 
+    /// The PSN of the next packet.
+    pub(crate) fn new_psn(&self) -> Psn {
+        self.psn
+    }
+
     pub(crate) fn post(&mut self, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr));
     }

@@ -35,6 +35,11 @@ impl UcReceiver {
         self.expected = psn;
     }
 
+    /// The PSN expected next.
+    pub(crate) fn expected_psn(&self) -> Psn {
+        self.expected
+    }
+
     pub(crate) fn handle_packet(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Outcome {
         let bth = &packet.headers.bth;
         let Some(request @ (Request::Send(part) | Request::Write(part))) = request(bth.opcode) else {

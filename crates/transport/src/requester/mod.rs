@@ -93,6 +93,11 @@ impl Requester {
         self.una = psn;
     }
 
+    /// The PSN of the next new packet.
+    pub(crate) fn new_psn(&self) -> Psn {
+        self.una.add(self.in_flight)
+    }
+
     pub(crate) fn post(&mut self, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr));
     }
@@ -186,7 +191,9 @@ impl Requester {
         for wqe in std::mem::take(&mut self.queue) {
             wqe.flush(conn.init.qpn, conn.attr.dest_qpn, host);
         }
+        let psn = self.new_psn();
         self.reset(host);
+        self.start(psn);
     }
 
     /// Forgets everything without a completion; gives slots and window back.

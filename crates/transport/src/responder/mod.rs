@@ -112,6 +112,11 @@ impl Responder {
         self.acked = psn.sub(1);
     }
 
+    /// The PSN expected next.
+    pub(crate) fn expected_psn(&self) -> Psn {
+        self.expected
+    }
+
     /// The queue pair went to ERR: takes the receive request that a message was being put into. Answers are dropped, unless
     /// they end with a fatal NAK.
     pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {

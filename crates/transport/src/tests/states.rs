@@ -236,3 +236,32 @@ fn attributes_may_change_in_sqd() {
     pair.run();
     assert_eq!(ends(&pair.a.host.sent), [(1, OK)], "PSNs go on where they were");
 }
+
+#[test]
+fn sqd_notifies_only_if_asked_this_time() {
+    let mut pair = Pair::new(QpType::Rc);
+    drain(&mut pair, true);
+    pair.to_state(Who::A, QpState::Rts);
+    pair.to_state(Who::A, QpState::Sqd);
+    assert_eq!(pair.a.host.events, [QpEvent::SqDrained], "the second time it was not asked for");
+}
+
+#[test]
+fn a_query_tells_the_psns_that_come_next() {
+    for qp_type in TYPES {
+        let mut pair = Pair::new(qp_type);
+        let psns = |pair: &Pair| (pair.a.qp.query().sq_psn.get(), pair.b.qp.query().rq_psn.get());
+        let ud = qp_type == QpType::Ud;
+        assert_eq!(psns(&pair), (0x1000, if ud { 0 } else { 0x1000 }));
+        pair.b.post_recvs(100, 2, 0, 2000);
+        pair.post(1, SendOp::Send, 0, 1000);
+        pair.post(2, SendOp::Send, 0, 1000);
+        pair.run();
+        assert_eq!(psns(&pair), (0x1002, if ud { 0 } else { 0x1002 }));
+        pair.to_state(Who::A, QpState::Err);
+        pair.to_state(Who::B, QpState::Err);
+        assert_eq!(psns(&pair), (0x1002, if ud { 0 } else { 0x1002 }));
+        pair.to_state(Who::A, QpState::Reset);
+        assert_eq!(pair.a.qp.query().sq_psn.get(), 0);
+    }
+}
