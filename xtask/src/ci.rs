@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::process::{elapsed, run, say, watch};
-use crate::{checks, dist};
+use crate::process::{elapsed, print, run, say, watch};
+use crate::{checks, dist, programs};
 
 /// Tests counted from the closing lines of `cargo test` and of the program matrix.
 #[derive(Default)]
@@ -64,6 +64,7 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
             }
             Ok(())
         }),
+        ("stock programs, a small set", |root, tally| programs::smoke(root, |line| tally.look(line))),
     ];
     let mut broken = Vec::new();
     for (i, (name, step)) in steps.iter().enumerate() {
@@ -79,7 +80,7 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
         }
     }
     say(format_args!("all steps took {}", elapsed(start)));
-    println!("{} passed, {} failed", tally.passed, tally.failed);
+    print(format_args!("{} passed, {} failed", tally.passed, tally.failed));
     match (broken.as_slice(), tally.failed) {
         ([], 0) => Ok(()),
         ([], n) => bail!("{n} tests failed; their output is above"),

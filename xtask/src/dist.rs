@@ -18,7 +18,12 @@ const LIBRARY: &str = "libibverbs.so.1";
 /// The name that some programs open instead.
 const LIBRARY_LINK: &str = "libibverbs.so";
 
-/// Builds a release and lays it out in `<target>/ferroce/`, whose path it returns.
+/// Where [`build`] lays out what an installation holds: `<target>/ferroce/`.
+pub(crate) fn folder(root: &Path) -> Result<PathBuf> {
+    Ok(target_dir(root)?.join("ferroce"))
+}
+
+/// Builds a release and lays it out in [`folder`], whose path it returns.
 pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     let target = target_dir(root)?;
     run(&mut cargo(
@@ -26,7 +31,7 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
         &["build", "--release", "--locked", "-p", "ferroce-cli", "-p", "ferroce-service", "-p", "ferroce-ibverbs"],
     ))?;
     let release = target.join("release");
-    let out = target.join("ferroce");
+    let out = folder(root)?;
     let (bin, lib) = (out.join("bin"), out.join("lib"));
     for dir in [&bin, &lib] {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;

@@ -1,10 +1,13 @@
 //! Build, test and release tasks: `cargo xtask --help`.
 
+mod bench;
 mod checks;
 mod ci;
+mod demo;
 mod dist;
 mod dylib;
 mod process;
+mod programs;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,7 +26,7 @@ struct Args {
 enum Task {
     /// Static checks only: layers, unsafe and its proofs, skipped tests, file length, documents.
     Check,
-    /// Everything a change must pass: formatting, checks, clippy, documentation, release build, tests.
+    /// Everything a change must pass: formatting, checks, clippy, documentation, release build, tests, stock programs.
     Ci,
     /// Build a release and lay it out in target/ferroce/ (bin/ and lib/).
     Build,
@@ -33,6 +36,16 @@ enum Task {
         #[arg(long)]
         prefix: PathBuf,
     },
+    /// Build, and show two processes at work: verified contents, speed, stock programs.
+    Demo,
+    /// Build, and measure the table of README: Ferroce and TCP on loopback and on a veth pair (as root).
+    Bench(bench::BenchArgs),
+    /// Build, and run stock programs in all places (as root; long). Arguments choose lines.
+    Matrix {
+        /// What `program-tests run` takes: parts of lines' names, --rounds N, --fail-fast ...
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -41,6 +54,9 @@ fn main() -> ExitCode {
         Task::Check => checks::run(&root),
         Task::Ci => ci::ci(&root),
         Task::Build => dist::build(&root).map(|_| ()),
+        Task::Demo => demo::demo(&root),
+        Task::Bench(args) => bench::bench(&root, &args),
+        Task::Matrix { arguments } => programs::matrix(&root, &arguments),
         Task::Install { prefix } => dist::install(&root, &prefix),
     };
     match result {

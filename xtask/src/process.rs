@@ -12,6 +12,12 @@ pub(crate) fn say(what: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "xtask: {what}");
 }
 
+/// A line of results on stdout.
+pub(crate) fn print(what: impl std::fmt::Display) {
+    // Who closed stdout does not want to know.
+    let _ = writeln!(std::io::stdout().lock(), "{what}");
+}
+
 /// Runs `command` with our own stdout and stderr; an error unless it exits with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
@@ -32,7 +38,7 @@ pub(crate) fn watch(command: &mut Command, mut look: impl FnMut(&str)) -> Result
         let line = line.with_context(|| format!("cannot read the output of `{shown}`"))?;
         let line = String::from_utf8_lossy(&line);
         look(&line);
-        let _ = writeln!(std::io::stdout().lock(), "{line}");
+        print(&line);
     }
     Ok(child.wait()?.success())
 }
@@ -42,6 +48,11 @@ pub(crate) fn show(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
     words.extend(command.get_args().map(|a| a.to_string_lossy().into_owned()));
     words.join(" ")
+}
+
+/// True if `program` can be found in PATH.
+pub(crate) fn installed(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
 /// Time since `start`, for people.

@@ -1,0 +1,290 @@
+//! `cargo xtask bench`: the table of README, measured anew on this machine.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use program_tests::net::{Namespace, join};
+use serde_json::Value;
+
+use crate::demo::free_port;
+use crate::dist;
+use crate::process::{installed, print, say, show};
+
+/// Message sizes, in bytes.
+const SIZES: [u32; 4] = [2, 4 << 10, 64 << 10, 1 << 20];
+/// Addresses of the two ends of the veth pair.
+const LEFT: &str = "10.77.0.1";
+const RIGHT: &str = "10.77.0.2";
+
+/// How long and how often.
+#[derive(clap::Args)]
+pub(crate) struct BenchArgs {
+    /// Runs, of which the medians are shown
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+    /// Seconds of each measurement
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+/// Where the two ends are.
+struct Place {
+    name: &'static str,
+    client: Option<Namespace>,
+    server: Option<Namespace>,
+    address: &'static str,
+}
+
+/// What is measured of each size.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Column {
+    WriteRate,
+    ReadRate,
+    TcpRate,
+    SendPolling,
+    TcpPolling,
+    SendSleeping,
+    TcpSleeping,
+}
+
+/// Values of all runs.
+type Values = BTreeMap<(u32, Column), Vec<f64>>;
+
+/// Prints the table.
+pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
+    let out = dist::build(root)?;
+    let ferroce = out.join("bin/ferroce");
+    if !installed("iperf3") {
+        bail!("iperf3 measures TCP here and is not installed (apt-get install iperf3)");
+    }
+    let mut lines = heading();
+    for place in [loopback(), veth()?] {
+        say(format_args!("{}: {} runs", place.name, args.runs));
+        let mut values = Values::new();
+        for round in 1..=args.runs {
+            measure(&place, &ferroce, args.seconds, &mut values)?;
+            say(format_args!("{}: run {round} of {} done", place.name, args.runs));
+        }
+        lines.extend(SIZES.iter().map(|&size| row(place.name, size, &values)));
+    }
+    for line in lines {
+        print(line);
+    }
+    Ok(())
+}
+
+fn loopback() -> Place {
+    Place { name: "loopback", client: None, server: None, address: "127.0.0.1" }
+}
+
+fn veth() -> Result<Place> {
+    let make = || -> Result<Place, program_tests::failure::Failure> {
+        let (client, server) = (Namespace::new()?, Namespace::new()?);
+        join(&client, &server)?;
+        client.address("eth0", 1500, &[&format!("{LEFT}/24")])?;
+        server.address("eth0", 1500, &[&format!("{RIGHT}/24")])?;
+        Ok(Place { name: "veth, MTU 1500", client: Some(client), server: Some(server), address: RIGHT })
+    };
+    make().map_err(|failure| anyhow!("no veth pair: {failure}"))
+}
+
+/// One run: all columns of all sizes.
+fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> Result<()> {
+    let server = Server::start(place, ferroce)?;
+    let sizes = SIZES.map(|size| size.to_string()).join(",");
+    let duration = seconds.to_string();
+    let port = server.port.to_string();
+    let perf = |test: &str, more: &[&str]| -> Result<Value> {
+        let mut command = place.command(place.client.as_ref(), ferroce);
+        command.args([
+            "perf",
+            test,
+            place.address,
+            "--port",
+            &port,
+            "--sizes",
+            &sizes,
+            "--duration",
+            &duration,
+            "--json",
+        ]);
+        json_of(command.args(more))
+    };
+    for (test, column) in [("write-bw", Column::WriteRate), ("read-bw", Column::ReadRate)] {
+        for result in results(&perf(test, &["--no-tcp"])?)? {
+            put(values, result, column, number(&result["gbit_per_second"])?)?;
+        }
+    }
+    for (more, ours, tcp) in [
+        (&[][..], Column::SendPolling, Column::TcpPolling),
+        (&["--events"][..], Column::SendSleeping, Column::TcpSleeping),
+    ] {
+        for result in results(&perf("send-lat", more)?)? {
+            put(values, result, ours, number(&result["latency_us"]["median"])?)?;
+            put(values, result, tcp, number(&result["tcp"]["latency_us"]["median"])?)?;
+        }
+    }
+    for size in SIZES {
+        let rate = iperf3(place, size, seconds)?;
+        values.entry((size, Column::TcpRate)).or_default().push(rate);
+    }
+    Ok(())
+}
+
+/// TCP's rate in Gbit/s with writes of `size` bytes.
+fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
+    let port = free_port()?.to_string();
+    let mut server = place.command(place.server.as_ref(), Path::new("iperf3"));
+    let mut server =
+        Running(server.args(["-s", "-1", "-p", &port]).stdout(Stdio::piped()).spawn().context("cannot run iperf3")?);
+    let stdout = server.0.stdout.take().expect("stdout is a pipe");
+    // It says so when it listens; what comes after the first lines is only drained.
+    let mut lines = BufReader::new(stdout).lines();
+    for line in lines.by_ref() {
+        if line?.starts_with("Server listening") {
+            break;
+        }
+    }
+    let drain = std::thread::spawn(move || lines.map_while(Result::ok).count());
+    let mut client = place.command(place.client.as_ref(), Path::new("iperf3"));
+    let length = size.to_string();
+    // iperf3 takes whole seconds.
+    let time = seconds.ceil().to_string();
+    let report = json_of(client.args(["-c", place.address, "-p", &port, "-l", &length, "-t", &time, "-J"]))?;
+    server.0.wait()?;
+    drain.join().expect("counting lines does not panic");
+    Ok(number(&report["end"]["sum_received"]["bits_per_second"])? / 1e9)
+}
+
+impl Place {
+    /// A command in a namespace, or in ours, where loopback counts as a device.
+    fn command(&self, namespace: Option<&Namespace>, program: &Path) -> Command {
+        match namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace.name()]).arg(program);
+                command
+            }
+            None => {
+                let mut command = Command::new(program);
+                command.env("FERROCE_LOOPBACK", "1");
+                command
+            }
+        }
+    }
+}
+
+/// A server of `ferroce perf`.
+struct Server {
+    port: u16,
+    _process: Running,
+}
+
+/// A process that does not outlive us.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    fn start(place: &Place, ferroce: &Path) -> Result<Server> {
+        let mut command = place.command(place.server.as_ref(), ferroce);
+        command.args(["perf", "server", "--port", "0"]).stdout(Stdio::piped());
+        let mut process = Running(command.spawn().with_context(|| format!("cannot run {}", ferroce.display()))?);
+        let mut line = String::new();
+        BufReader::new(process.0.stdout.take().expect("stdout is a pipe")).read_line(&mut line)?;
+        let port = line.rsplit(' ').next().and_then(|word| word.trim().parse().ok());
+        Ok(Server {
+            port: port.context("the server ended before it listened; its message is above")?,
+            _process: process,
+        })
+    }
+}
+
+/// Runs a command that prints JSON.
+fn json_of(command: &mut Command) -> Result<Value> {
+    let shown = show(command);
+    let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot run `{shown}`"))?;
+    if !output.status.success() {
+        bail!("`{shown}` failed ({})", output.status);
+    }
+    serde_json::from_slice(&output.stdout).with_context(|| format!("`{shown}` printed no JSON"))
+}
+
+fn results(report: &Value) -> Result<&Vec<Value>> {
+    report["results"].as_array().context("the report has no results")
+}
+
+fn number(value: &Value) -> Result<f64> {
+    value.as_f64().context("the report lacks a number")
+}
+
+fn put(values: &mut Values, result: &Value, column: Column, value: f64) -> Result<()> {
+    let size = result["bytes"].as_u64().and_then(|size| u32::try_from(size).ok()).context("the report lacks a size")?;
+    values.entry((size, column)).or_default().push(value);
+    Ok(())
+}
+
+fn heading() -> Vec<String> {
+    vec![
+        "| where | bytes | WRITE Gbit/s | READ Gbit/s | TCP Gbit/s | WRITE : TCP | SEND us, polling | TCP us, polling | SEND us, sleeping | TCP us, sleeping |".into(),
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|".into(),
+    ]
+}
+
+fn row(place: &str, size: u32, values: &Values) -> String {
+    let value = |column| median(values.get(&(size, column)).map_or(&[][..], Vec::as_slice));
+    let (write, tcp) = (value(Column::WriteRate), value(Column::TcpRate));
+    let cells = [
+        format!("{write:.2}"),
+        format!("{:.2}", value(Column::ReadRate)),
+        format!("{tcp:.2}"),
+        format!("{:.2}", write / tcp),
+        format!("{:.1}", value(Column::SendPolling)),
+        format!("{:.1}", value(Column::TcpPolling)),
+        format!("{:.1}", value(Column::SendSleeping)),
+        format!("{:.1}", value(Column::TcpSleeping)),
+    ];
+    format!("| {place} | {size} | {} |", cells.join(" | "))
+}
+
+/// The middle of the values; of an even number, the mean of the two in the middle.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match (sorted.len() / 2, sorted.len() % 2) {
+        (0, 0) => f64::NAN,
+        (middle, 1) => sorted[middle],
+        (middle, _) => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_row_has_a_cell_for_each_heading() {
+        let mut values = Values::new();
+        values.insert((2, Column::WriteRate), vec![1.0]);
+        values.insert((2, Column::TcpRate), vec![2.0]);
+        let cells = |line: &str| line.matches('|').count();
+        let row = row("here", 2, &values);
+        assert!(heading().iter().all(|line| cells(line) == cells(&row)), "{row}");
+        assert!(row.contains("| 0.50 |"), "{row}");
+    }
+}
