@@ -5,16 +5,17 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ferroce_core::{CoreError, KeyTable};
 use ferroce_link::Link;
 use ferroce_transport::{QpAttr, QpAttrMask, QpState};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 
 use crate::clock;
 use crate::counters::Counters;
+use crate::gate::Gate;
 use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
 use crate::relay::Relay;
@@ -36,16 +37,13 @@ pub(crate) struct LaneShared {
     pub(crate) number: u16,
     pub(crate) keys: Arc<KeyTable>,
     pub(crate) counters: Counters,
-    /// Slots of queue pairs whose doorbell was rung.
-    pub(crate) bells: Mutex<Vec<u16>>,
-    pub(crate) bells_rung: AtomicUsize,
 }
 
 /// A lane of the card.
 #[derive(Debug)]
 pub struct Lane {
     shared: LaneShared,
-    state: Mutex<LaneState>,
+    state: Gate<LaneState>,
     /// Counts the program's polls, so that the progress thread sees whether it still polls.
     polls: AtomicU64,
     /// Until when the progress thread sleeps; [`NEVER`] while it is awake.
@@ -72,14 +70,8 @@ impl Lane {
         sleep_fds: Vec<OwnedFd>,
     ) -> std::io::Result<Arc<Lane>> {
         let lane = Arc::new(Lane {
-            shared: LaneShared {
-                number,
-                keys,
-                counters: Counters::default(),
-                bells: Mutex::new(Vec::new()),
-                bells_rung: AtomicUsize::new(0),
-            },
-            state: Mutex::new(LaneState::new(link, relay, seed)),
+            shared: LaneShared { number, keys, counters: Counters::default() },
+            state: Gate::new(LaneState::new(link, relay, seed)),
             polls: AtomicU64::new(0),
             sleep_until: AtomicU64::new(NEVER),
             deadline: AtomicU64::new(NEVER),
@@ -132,15 +124,16 @@ impl Lane {
         let mut state = self.state.lock();
         state.remove(&self.shared, clock::now(), qp);
         self.leave(state);
+        self.run_if_free(Receive::Nothing);
     }
 
     pub(crate) fn modify(&self, qp: &QueuePair, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CoreError> {
         let mut state = self.state.lock();
         // Requests posted before this call belong to the old state.
-        state.run(&self.shared, clock::now(), Receive::Nothing);
+        state.run(&self.shared, clock::now(), Receive::Nothing, &self.state.take_bells());
         let result = state.modify(&self.shared, clock::now(), qp, attr, mask);
-        state.run(&self.shared, clock::now(), Receive::Nothing);
         self.leave(state);
+        self.run_if_free(Receive::Nothing);
         result
     }
 
@@ -152,14 +145,13 @@ impl Lane {
     /// Waits until no thread is inside the lane: what was resolved before is no longer in use.
     pub fn quiesce(&self) {
         drop(self.state.lock());
+        self.run_if_free(Receive::Nothing);
     }
 
     pub(crate) fn ring(&self, qp: &QueuePair) {
         if !qp.bell.swap(true, Ordering::AcqRel) {
-            self.shared.bells.lock().push(qp.slot);
-            self.shared.bells_rung.fetch_add(1, Ordering::SeqCst);
+            self.state.ring(qp.slot);
         }
-        fence(Ordering::SeqCst);
         self.run_if_free(Receive::Nothing);
     }
 
@@ -178,17 +170,11 @@ impl Lane {
 
     fn run_if_free(&self, receive: Receive) {
         let mut receive = receive;
-        loop {
-            let Some(mut state) = self.state.try_lock() else { return };
-            state.run(&self.shared, clock::now(), receive);
+        self.state.run_if_free(|mut state| {
+            state.run(&self.shared, clock::now(), receive, &self.state.take_bells());
             self.leave(state);
-            // Pairs with the fence in `ring`: either the poster gets the lock or we see its doorbell.
-            fence(Ordering::SeqCst);
-            if self.shared.bells_rung.load(Ordering::SeqCst) == 0 {
-                return;
-            }
             receive = Receive::Nothing;
-        }
+        });
     }
 
     /// Lets go of the lane and wakes the progress thread if it would oversleep.

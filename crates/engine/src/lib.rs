@@ -7,6 +7,7 @@
 mod card;
 mod clock;
 mod counters;
+mod gate;
 mod host;
 mod lane;
 pub mod packets;
@@ -15,6 +16,7 @@ mod queue_pair;
 mod relay;
 mod run;
 mod slots;
+mod sync;
 mod timers;
 mod windows;
 

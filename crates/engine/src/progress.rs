@@ -52,6 +52,7 @@ fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
 
 fn run(weak: &Weak<Lane>) {
     let mut polls_seen = u64::MAX;
+    let mut hung_up = Vec::new();
     loop {
         let Some(lane) = weak.upgrade() else { return };
         if lane.is_closed() {
@@ -64,7 +65,7 @@ fn run(weak: &Weak<Lane>) {
             sleep_ns(WATCH_NS);
             continue;
         }
-        sleep_on(&lane);
+        sleep_on(&lane, &mut hung_up);
         if lane.polls() == polls_seen {
             lane.turn_blocking();
         }
@@ -76,17 +77,26 @@ fn sleep_ns(ns: i64) {
     let _ = ppoll(&mut [], Some(TimeSpec::new(0, ns)), None);
 }
 
-/// Sleeps until a packet, a timer or a wake-up.
-fn sleep_on(lane: &Lane) {
+/// Sleeps until a packet, a timer or a wake-up. `hung_up` are the descriptors whose other end is gone for good (the service's relay
+/// after the service): they would wake us without end.
+fn sleep_on(lane: &Lane, hung_up: &mut Vec<usize>) {
     let now = clock::now();
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(now + SLEEP_MAX_NS);
     lane.announce_sleep(until);
     // A doorbell rung or deadline armed before the announcement was seen by nobody: look once more.
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(until);
     let nap = until.saturating_sub(clock::now());
-    let mut polled: Vec<PollFd<'_>> = lane.sleep_fds().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) = lane
+        .sleep_fds()
+        .enumerate()
+        .filter(|(place, _)| !hung_up.contains(place))
+        .map(|(place, fd)| (place, PollFd::new(fd.as_fd(), PollFlags::POLLIN)))
+        .unzip();
     let timeout = TimeSpec::new((nap / 1_000_000_000) as i64, (nap % 1_000_000_000) as i64);
     // Errors (EINTR) count as a wake-up.
     let _ = ppoll(&mut polled, Some(timeout), None);
     lane.end_sleep();
+    let gone =
+        places.iter().zip(&polled).filter(|(_, fd)| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP)));
+    hung_up.extend(gone.map(|(place, _)| *place));
 }

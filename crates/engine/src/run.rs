@@ -172,7 +172,7 @@ impl LaneState {
     }
 
     /// One turn.
-    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, receive: Receive) {
+    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, receive: Receive, bells: &[u16]) {
         if receive == Receive::LinkAndRelay {
             self.machines.receive_relayed(shared, now);
         }
@@ -183,7 +183,9 @@ impl LaneState {
             });
         }
         self.machines.run_timers(shared, now);
-        self.machines.answer_bells(shared, now);
+        for slot in bells {
+            self.machines.answer_bell(shared, now, *slot);
+        }
         self.machines.run_moderation(now);
         for _ in 0..FLUSHES_PER_TURN {
             if self.machines.active.is_empty() && self.local.is_empty() {
@@ -343,19 +345,6 @@ impl Machines {
                 }
                 Some(later) => self.timers.arm(slot, later, &mut entry.timer_queued),
                 None => {}
-            }
-        }
-    }
-
-    fn answer_bells(&mut self, shared: &LaneShared, now: Nanos) {
-        while shared.bells_rung.load(Ordering::SeqCst) > 0 {
-            let slots = {
-                let mut bells = shared.bells.lock();
-                shared.bells_rung.fetch_sub(bells.len(), Ordering::SeqCst);
-                std::mem::take(&mut *bells)
-            };
-            for slot in slots {
-                self.answer_bell(shared, now, slot);
             }
         }
     }

@@ -178,7 +178,8 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     sleep_fds.push(lease.relay_fd().try_clone_to_owned()?);
     let lease = Arc::new(lease);
     let relay = Box::new(LeaseRelay { lease: Arc::clone(&lease), buffer: Vec::new() });
-    fork::close_in_child(rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()));
+    let relay_fd = lease.relay_fd().as_raw_fd();
+    fork::close_in_child(rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()).chain([relay_fd]));
     let link = link::make(rx)?;
     let lane = Lane::open(lease.lane(), lease.seed(), Arc::clone(card.keys()), link, Some(relay), sleep_fds)?;
     card.add_lane(lane);
