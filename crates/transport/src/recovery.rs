@@ -23,7 +23,7 @@ pub(crate) const ACK_TIMEOUT_FLOOR: Nanos = 16 * MS;
 pub(crate) struct Recovery {
     /// Smoothed round trip and its variation; `None` before the first sample.
     estimate: Option<Estimate>,
-    /// Retransmission timeouts since the last progress: doubles the time each.
+    /// Retransmission timeouts since the last round trip was measured: each doubles the time.
     backoff: u32,
     /// Times sent again since the last progress.
     attempts: u32,
@@ -40,8 +40,10 @@ struct Estimate {
 }
 
 impl Recovery {
-    /// A round trip was measured on packets that were sent only once (Karn's rule).
+    /// A round trip was measured on packets that were sent only once (Karn's rule). Only now the time before sending again is
+    /// short again: an answer to what was sent twice may be one to the first time, from a peer that is slower than we think.
     pub(crate) fn sample(&mut self, rtt: Nanos) {
+        self.backoff = 0;
         self.estimate = Some(match self.estimate {
             None => Estimate { srtt: rtt, rttvar: rtt / 2 },
             Some(Estimate { srtt, rttvar }) => {
@@ -82,7 +84,6 @@ impl Recovery {
 
     /// Something was acknowledged.
     pub(crate) fn progress(&mut self) {
-        self.backoff = 0;
         self.attempts = 0;
         self.rnr_naks = 0;
         self.deadline = None;
@@ -105,7 +106,6 @@ impl Recovery {
     /// The peer had no receive posted. `false`: too often.
     pub(crate) fn may_wait_for_receiver(&mut self, attr: &QpAttr) -> bool {
         // The peer lives: the time until giving up starts anew when it is sent again.
-        self.backoff = 0;
         self.attempts = 0;
         self.deadline = None;
         if attr.rnr_retry == 7 {
@@ -196,6 +196,8 @@ mod tests {
         recovery.timed_out();
         assert!((100 * MS..120 * MS).contains(&recovery.timeout(&attr)));
         recovery.progress();
+        assert!((100 * MS..120 * MS).contains(&recovery.timeout(&attr)), "until a round trip is measured");
+        recovery.sample(50 * MS);
         assert!((50 * MS..60 * MS).contains(&recovery.timeout(&attr)));
     }
 

@@ -90,9 +90,7 @@ impl Requester {
         if syndrome == Syndrome::NAK_SEQUENCE {
             host.count(Count::NakSequenceReceived, 1);
             self.advance(now, at, conn, host);
-            // While waiting for the receiver, the time that it asked for goes before; and what was not sent since going back
-            // is about to go anyway.
-            if self.timers.is_armed(Timer::RnrWait) || self.sent == 0 {
+            if self.has_gone_back() {
                 return Ok(());
             }
             return self.repeat(now, WindowSignal::Lost, conn, host);
@@ -120,9 +118,15 @@ impl Requester {
         Ok(())
     }
 
+    /// Nothing of the present pass is out: all that was lost is about to be sent anyway, once the time that the receiver asked for is
+    /// over or a window lets it.
+    fn has_gone_back(&self) -> bool {
+        self.sent == 0
+    }
+
     /// A response is missing: asks for it again, once, until something comes (IBA 9.7.5.1.3: implied NAK).
     fn response_gap(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
-        if self.gap_repeated || self.sent == 0 || self.timers.is_armed(Timer::RnrWait) {
+        if self.gap_repeated || self.has_gone_back() {
             return Ok(());
         }
         self.repeat(now, WindowSignal::Lost, conn, host)?;

@@ -26,7 +26,7 @@ const PD: u32 = 7;
 /// Q_Key of both ends.
 const QKEY: u32 = 0x1234;
 /// Steps after which a run is a runaway.
-const STEPS_MAX: u32 = 2_000_000;
+const STEPS_MAX: u32 = 300_000;
 
 /// One of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

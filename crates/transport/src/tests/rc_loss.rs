@@ -370,6 +370,19 @@ fn a_slow_peer_is_not_sent_to_again() {
 }
 
 #[test]
+fn a_peer_slower_than_the_first_guess_is_learnt_from_the_second_request_on() {
+    // The first request is sent again before its answer comes; the answer must not pass for one to the second sending.
+    let mut pair = Pair::new(QpType::Rc);
+    pair.rule(|who, _| if who == Who::B { Fate::Delay(12 * MS) } else { Fate::Deliver });
+    for id in 0..50 {
+        pair.post(id, pair.write_op(0), 0, 8);
+        pair.run();
+    }
+    assert_eq!(pair.a.host.sent.len(), 50);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 1);
+}
+
+#[test]
 fn answers_to_the_first_sending_count_while_it_is_sent_again() {
     // The first sending's ACKs come after the timeout: what they cover need not be sent again.
     let mut pair = Pair::new(QpType::Rc);

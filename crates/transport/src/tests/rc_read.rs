@@ -194,3 +194,52 @@ fn a_repeat_of_a_read_that_still_waits_for_its_answer_is_answered_once() {
     pair.run();
     assert_eq!(sent_by(&pair, Who::B).len(), 1);
 }
+
+#[test]
+fn a_missing_answer_is_asked_for_once_however_many_later_ones_show_it() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut place = 0;
+    pair.rule(move |who, _| {
+        if who == Who::A {
+            return Fate::Deliver;
+        }
+        place += 1;
+        // The first is lost; the rest of the first round come one by one, far apart.
+        match place {
+            1 => Fate::Drop,
+            2..=8 => Fate::Delay(place * 50_000),
+            _ => Fate::Delay(400_000),
+        }
+    });
+    for id in 0..8 {
+        pair.post(id, pair.read_op(0), 50_000, 10);
+    }
+    pair.run();
+    assert_eq!(pair.a.host.sent.len(), 8);
+    assert_eq!(requests(&pair).len(), 16);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+}
+
+#[test]
+fn an_answer_of_several_trains_is_one_answer() {
+    // One request for more than a train, as a foreign requester makes it. The last train has one packet, or two.
+    for (len, packets) in [(61_441, 61), (62_465, 62), (122_880, 120)] {
+        let mut pair = Pair::new(QpType::Rc);
+        let mut headers = Headers::new(Bth::new(O::RC_READ_REQUEST, 0, Psn::new(0x1000)));
+        headers.reth = Some(Reth { va: pair.b.region.addr, rkey: pair.b.region.key, len });
+        pair.inject(Who::A, headers, &[]);
+        pair.run();
+        let answer = sent_by(&pair, Who::B);
+        assert_eq!(answer.len(), packets);
+        for (index, seen) in answer.iter().enumerate() {
+            let (opcode, aeth) = match index {
+                0 => (O::RC_READ_RESPONSE_FIRST, true),
+                _ if index + 1 == packets => (O::RC_READ_RESPONSE_LAST, true),
+                _ => (O::RC_READ_RESPONSE_MIDDLE, false),
+            };
+            assert_eq!((seen.headers.bth.opcode, seen.headers.aeth.is_some()), (opcode, aeth), "packet {index}");
+            assert_eq!(seen.headers.bth.psn.get(), 0x1000 + index as u32);
+        }
+        assert_eq!(answer.iter().map(|seen| seen.len).sum::<usize>(), len as usize);
+    }
+}
