@@ -102,11 +102,11 @@ impl KeyTable {
     ///
     /// # Errors
     /// EINVAL: no length, addresses that wrap, unknown access flags, or remote writes or atomics without local write.
-    /// EOPNOTSUPP: flags of operations that this card does not have. EFAULT: not all of it is mapped. ENOMEM: no slot is left.
+    /// EOPNOTSUPP: flags of operations that this card does not have. EFAULT: not all of it is mapped (without `ON_DEMAND`). ENOMEM: no slot is left.
     pub fn register(&self, pd: u32, region: RawRegion, iova: u64, access: Access) -> Result<MrKey, CoreError> {
         let access = check_access(access)?;
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        check_range(region, iova)?;
+        check_range(region, iova, access)?;
         mem::check_handler();
         let mut writer = self.writer.lock();
         let index = self.take_slot(&mut writer)?;
@@ -250,7 +250,7 @@ fn check_access(access: Access) -> Result<Access, CoreError> {
     Ok(access)
 }
 
-fn check_range(region: RawRegion, iova: u64) -> Result<(), CoreError> {
+fn check_range(region: RawRegion, iova: u64, access: Access) -> Result<(), CoreError> {
     let (addr, len) = (region.addr() as u64, region.len() as u64);
     if len == 0 {
         return Err(CoreError::new(libc::EINVAL, "a memory region cannot have length 0"));
@@ -261,7 +261,8 @@ fn check_range(region: RawRegion, iova: u64) -> Result<(), CoreError> {
     if iova.checked_add(len).is_none() {
         return Err(CoreError::new(libc::EINVAL, format!("iova {iova:#x} + {len:#x} wraps around")));
     }
-    if !mem::is_mapped(addr, len) {
+    // Who asks for paging on demand may map the memory later, or means all of the address space.
+    if !access.contains(Access::ON_DEMAND) && !mem::is_mapped(addr, len) {
         return Err(CoreError::new(libc::EFAULT, format!("memory {addr:#x} + {len:#x} is not all mapped")));
     }
     Ok(())

@@ -28,7 +28,7 @@ handle!(AhObject, ibv_ah, "ah");
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Verb<*mut ibv_ah> {
     // SAFETY: by the contract above.
     let domain = unsafe { PdObject::of(pd) }?;
-    let ah = domain.pd.create_ah(&convert::ah_attr(attr))?;
+    let ah = domain.pd().create_ah(&convert::ah_attr(attr))?;
     let context = domain.context.clone();
     let c = ibv_ah { context: context.as_ptr(), pd, handle: handle_number() };
     AhObject::publish(|_| Ok(AhObject { c: Shared::new(c), ah, _context: context }))

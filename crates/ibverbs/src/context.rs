@@ -2,15 +2,16 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
 use crate::abi::{ibv_context, ibv_context_ops, verbs_context};
 use crate::device::DeviceObject;
-use crate::entry::{Refusal, Status, Verb, verb};
-use crate::handle::Shared;
-use crate::{cq, cq_ex, post, qp, query, slots, srq};
+use crate::entry::{Pointer, Refusal, Status, Verb, verb};
+use crate::handle::{Shared, handle_number};
+use crate::registry::Registry;
+use crate::{cq, cq_ex, dm, domain, mr, post, qp, query, slots, srq};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -19,9 +20,14 @@ pub struct ContextObject {
     c: Shared<verbs_context>,
     context: Arc<ferroce::Context>,
     device: &'static DeviceObject,
-    /// What `cmd_fd` shows: programs set flags on it, and that is all they can do with it.
+    /// What `cmd_fd` shows. It is a file without content; its inode tells contexts apart when a program hands a duplicate to
+    /// `ibv_import_device`.
     _command: OwnedFd,
+    inode: (u64, u64),
 }
+
+/// Open contexts, for import.
+static CONTEXTS: Registry<ContextObject> = Registry::new();
 
 /// A counted reference to a context.
 pub type ContextRef = Arc<ContextObject>;
@@ -32,10 +38,12 @@ const ABI_IS_EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 impl ContextObject {
     /// Opens a device.
     pub(crate) fn open(device: &'static DeviceObject) -> Verb<ContextRef> {
-        let context = device.device().open()?;
-        let command = OwnedFd::from(std::fs::File::open("/dev/null").map_err(|error| {
-            Refusal::new(error.raw_os_error().unwrap_or(libc::EIO), format!("cannot open /dev/null: {error}"))
-        })?);
+        ContextObject::make(device, device.device().open()?)
+    }
+
+    fn make(device: &'static DeviceObject, context: Arc<ferroce::Context>) -> Verb<ContextRef> {
+        let command = command_file()?;
+        let inode = inode(command.as_fd())?;
         let vectors = std::thread::available_parallelism().map_or(1, |count| count.get());
         let c = Shared::new(dispatch(ibv_context {
             device: device.as_ptr(),
@@ -46,7 +54,9 @@ impl ContextObject {
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
             abi_compat: ABI_IS_EXTENDED,
         }));
-        Ok(Arc::new(ContextObject { c, context, device, _command: command }))
+        let object = Arc::new(ContextObject { c, context, device, _command: command, inode });
+        CONTEXTS.add(handle_number(), &object);
+        Ok(object)
     }
 
     /// Hands one reference to C.
@@ -109,6 +119,36 @@ impl ContextObject {
     }
 }
 
+/// A file of memory without content, with an inode of its own.
+fn command_file() -> Verb<OwnedFd> {
+    // SAFETY: a constant name and flag.
+    let fd = unsafe { libc::memfd_create(c"ferroce-context".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(system("cannot make the context's descriptor"));
+    }
+    // SAFETY: a descriptor that was just made and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Device and inode number of an open file.
+fn inode(fd: BorrowedFd<'_>) -> Verb<(u64, u64)> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for the structure; it is initialised if the call succeeds.
+    unsafe {
+        if libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) != 0 {
+            return Err(system("cannot look at the descriptor"));
+        }
+        let stat = stat.assume_init();
+        Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
+/// A failed system call.
+fn system(what: &str) -> Refusal {
+    let error = std::io::Error::last_os_error();
+    Refusal::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"))
+}
+
 /// The object around an `ibv_context`.
 fn container(pointer: *const ibv_context) -> Verb<*const ContextObject> {
     if pointer.is_null() {
@@ -127,22 +167,22 @@ fn dispatch(context: ibv_context) -> verbs_context {
         dealloc_dmah: slots::status(slots::dealloc_dmah),
         alloc_dmah: slots::pointer(slots::alloc_dmah),
         query_port: Some(query::query_port),
-        advise_mr: slots::status(slots::advise_mr),
+        advise_mr: Some(mr::advise_mr),
         alloc_null_mr: slots::pointer(slots::alloc_null_mr),
         read_counters: slots::status(slots::read_counters),
         attach_counters_point_flow: slots::status(slots::attach_counters),
         create_counters: slots::pointer(slots::create_counters),
         destroy_counters: slots::status(slots::destroy_counters),
-        reg_dm_mr: slots::pointer(slots::reg_dm_mr),
-        alloc_dm: slots::pointer(slots::alloc_dm),
-        free_dm: slots::status(slots::free_dm),
+        reg_dm_mr: Some(dm::reg_dm_mr),
+        alloc_dm: Some(dm::alloc_dm),
+        free_dm: Some(dm::free_dm),
         modify_flow_action_esp: slots::status(slots::modify_flow_action_esp),
         destroy_flow_action: slots::status(slots::destroy_flow_action),
         create_flow_action_esp: slots::pointer(slots::create_flow_action_esp),
         modify_qp_rate_limit: slots::status(slots::modify_qp_rate_limit),
-        alloc_parent_domain: slots::pointer(slots::alloc_parent_domain),
-        dealloc_td: slots::status(slots::dealloc_td),
-        alloc_td: slots::pointer(slots::alloc_td),
+        alloc_parent_domain: Some(domain::alloc_parent_domain),
+        dealloc_td: Some(domain::dealloc_td),
+        alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
         post_srq_ops: Some(slots::post_srq_ops),
         destroy_rwq_ind_table: slots::status(slots::destroy_rwq_ind_table),
@@ -209,6 +249,23 @@ fn ops() -> ibv_context_ops {
 }
 
 verb! {
+    /// `ibv_import_device(3)`: another context on what a context of this process has open. `cmd_fd` is a duplicate of that
+    /// context's; the imported context takes it over. Both read the same asynchronous events.
+    fn ibv_import_device(cmd_fd: c_int) -> Pointer<ibv_context> {
+        if cmd_fd < 0 {
+            return Err(Refusal::new(libc::EBADF, "cmd_fd is negative"));
+        }
+        // SAFETY: the caller says that this is an open descriptor; if it is not, the system says so.
+        let wanted = inode(unsafe { BorrowedFd::borrow_raw(cmd_fd) })?;
+        let found = CONTEXTS.find(|context| context.inode == wanted).ok_or_else(|| {
+            Refusal::unsupported("cmd_fd is of no context of this process; contexts of others cannot be imported, open the device here")
+        })?;
+        let context = ContextObject::make(found.device, found.context.clone())?;
+        // SAFETY: from here on the descriptor is the library's; the context has one of its own.
+        drop(unsafe { OwnedFd::from_raw_fd(cmd_fd) });
+        Ok(context.publish())
+    }
+
     /// `ibv_close_device(3)`. Objects that the program did not destroy keep working until it does.
     fn ibv_close_device(context: *mut ibv_context) -> Status {
         let object = container(context)?;

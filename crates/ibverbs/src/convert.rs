@@ -17,13 +17,33 @@ const SPEED_10G: u8 = 4;
 /// The same in units of 100 Mbit/s.
 pub(crate) const SPEED_100_MBPS: u64 = 100;
 
+/// Entries that the GID table shows at least: addresses come and go without changing its length.
+const GID_TABLE_LEN_MIN: u32 = 16;
+
+/// Length of the GID table that programs see, used entries and free ones.
+pub(crate) fn gid_table_len(used: u32) -> u32 {
+    used.max(GID_TABLE_LEN_MIN)
+}
+
+/// `IBV_ODP_SUPPORT_*`: every memory region is on demand, for every operation.
+mod odp {
+    /// `IBV_ODP_SUPPORT` and `IBV_ODP_SUPPORT_IMPLICIT` (regions of all the address space).
+    pub(super) const GENERAL: u64 = 1 << 0 | 1 << 1;
+    /// SEND, RECV, SRQ_RECV.
+    pub(super) const DATAGRAM: u32 = 1 << 0 | 1 << 1 | 1 << 5;
+    /// WRITE besides.
+    pub(super) const UNRELIABLE: u32 = DATAGRAM | 1 << 2;
+    /// READ and ATOMIC besides.
+    pub(super) const RELIABLE: u32 = UNRELIABLE | 1 << 3 | 1 << 4;
+}
+
 /// `struct ibv_port_attr` of the newest form.
 pub(crate) fn port_attr(port: &PortAttr) -> ibv_port_attr {
     ibv_port_attr {
         state: if port.active { consts::PORT_ACTIVE } else { consts::PORT_DOWN },
         max_mtu: mtu_enum(port.max_mtu),
         active_mtu: mtu_enum(port.active_mtu),
-        gid_tbl_len: port.gid_tbl_len as c_int,
+        gid_tbl_len: gid_table_len(port.gid_tbl_len) as c_int,
         port_cap_flags: consts::PORT_CAPS,
         max_msg_sz: MAX_MSG_SZ,
         bad_pkey_cntr: 0,
@@ -99,7 +119,10 @@ pub(crate) fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: device_attr(device),
         comp_mask: 0,
-        odp_caps: ibv_odp_caps { general_caps: 0, per_transport_caps: [0; 3] },
+        odp_caps: ibv_odp_caps {
+            general_caps: odp::GENERAL,
+            per_transport_caps: [odp::RELIABLE, odp::UNRELIABLE, odp::DATAGRAM],
+        },
         completion_timestamp_mask: 0,
         hca_core_clock: 0,
         device_cap_flags_ex: limits.device_cap.bits().into(),
@@ -119,7 +142,7 @@ pub(crate) fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
             max_cq_count: limits.max_cq_count,
             max_cq_period: limits.max_cq_period_us,
         },
-        max_dm_size: 0,
+        max_dm_size: crate::dm::MAX_SIZE as u64,
         pci_atomic_caps: ibv_pci_atomic_caps { fetch_add: 0, swap: 0, compare_swap: 0 },
         xrc_odp_caps: 0,
         phys_port_cnt_ex: limits.phys_port_cnt.into(),

@@ -11,6 +11,7 @@ use crate::abi::{
 };
 use crate::cq::{self, CqCreate, CqObject, NO_COMPLETION, imm_data};
 use crate::entry::{Plain, Pointer, Refusal, Status, Verb, Void, slot};
+use crate::pd::PdObject;
 
 /// The structure of any CQ; all functions are there, since inline code calls them unchecked.
 pub(crate) fn structure(cq: ibv_cq) -> ibv_cq_ex {
@@ -81,27 +82,34 @@ slot! {
         if attr.is_null() {
             return Err(Refusal::invalid("cq_attr is NULL"));
         }
-        // SAFETY: not NULL, so it points to a structure of the caller. The last field is read only if `comp_mask` says that it is
-        // there, which no accepted mask does.
-        let attr = unsafe { attr.read() };
-        if attr.comp_mask & !cq_init::MASK_FLAGS != 0 {
-            return Err(Refusal::unsupported(format!("comp_mask {:#x}: parent domains are not implemented", attr.comp_mask)));
+        // SAFETY: not NULL, so it points to a structure of the caller, which may be shorter than ours: the last field is read only if
+        // the mask names it.
+        let mask = unsafe { (*attr).comp_mask };
+        if mask & !(cq_init::MASK_FLAGS | cq_init::MASK_PD) != 0 {
+            return Err(Refusal::unsupported(format!("comp_mask {mask:#x} has unknown bits")));
         }
-        if attr.wc_flags & !cq_init::WC_STANDARD != 0 {
+        if mask & cq_init::MASK_PD != 0 {
+            // SAFETY: the mask says that the field is there; it is NULL or a live domain.
+            let domain = unsafe { PdObject::of((*attr).parent_domain) }?;
+            if !domain.is_parent_domain() {
+                return Err(Refusal::invalid("parent_domain is not from ibv_alloc_parent_domain"));
+            }
+        }
+        // SAFETY: as above; these fields are as old as the structure.
+        let (wc_flags, flags, request) = unsafe {
+            let (cqe, cq_context, channel, comp_vector) =
+                ((*attr).cqe, (*attr).cq_context, (*attr).channel, (*attr).comp_vector);
+            ((*attr).wc_flags, (*attr).flags, CqCreate { cqe, cq_context, channel, comp_vector })
+        };
+        if wc_flags & !cq_init::WC_STANDARD != 0 {
             return Err(Refusal::unsupported(format!(
                 "wc_flags {:#x}: timestamps, VLAN, flow tags and tag matching are not available",
-                attr.wc_flags & !cq_init::WC_STANDARD
+                wc_flags & !cq_init::WC_STANDARD
             )));
         }
-        if attr.comp_mask & cq_init::MASK_FLAGS != 0 && attr.flags & !cq_init::SINGLE_THREADED != 0 {
+        if mask & cq_init::MASK_FLAGS != 0 && flags & !cq_init::SINGLE_THREADED != 0 {
             return Err(Refusal::unsupported("flags: only IBV_CREATE_CQ_ATTR_SINGLE_THREADED is known"));
         }
-        let request = CqCreate {
-            cqe: attr.cqe,
-            cq_context: attr.cq_context,
-            channel: attr.channel,
-            comp_vector: attr.comp_vector,
-        };
         // SAFETY: by the contract of the verb.
         Ok(unsafe { cq::create(context, &request) }?.cast())
     }

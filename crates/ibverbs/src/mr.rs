@@ -1,21 +1,39 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 use std::sync::Arc;
 
 use ferroce::{Access, RawRegion};
 
-use crate::abi::{consts, ibv_mr, ibv_mr_init_attr, ibv_pd};
+use crate::abi::{consts, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
 use crate::context::ContextRef;
-use crate::entry::{Convention, Pointer, Refusal, Status, Verb, verb};
+use crate::dm::Piece;
+use crate::entry::{Convention, Pointer, Refusal, Status, Verb, Void, slot, verb};
 use crate::handle::{Shared, handle};
 use crate::pd::PdObject;
+use crate::registry::Registry;
+
+/// Regions by key: for import, and for advice.
+static REGIONS: Registry<Region> = Registry::new();
+
+/// A memory region, however many C objects stand for it: the one it was made with, and imported ones.
+struct Region {
+    mr: Arc<ferroce::Mr>,
+    /// Handle of its protection domain.
+    pd: u32,
+    start: usize,
+    length: usize,
+    iova: u64,
+    /// What must not go away while the region is registered. Fields are dropped in this order: the registration first.
+    _keeps: Option<Arc<Piece>>,
+}
 
 /// `struct ibv_mr` and what is behind it.
 #[repr(C)]
 pub struct MrObject {
     c: Shared<ibv_mr>,
-    mr: Arc<ferroce::Mr>,
+    region: Arc<Region>,
     _context: ContextRef,
 }
 
@@ -38,25 +56,78 @@ pub(crate) fn access(flags: c_uint) -> Verb<Access> {
 /// `pd` is NULL or live; the memory stays the card's to use, as far as `flags` grant, until deregistration (the contract of
 /// `ibv_reg_mr`).
 unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: c_uint) -> Verb<*mut ibv_mr> {
+    let access = access(flags)?;
+    // SAFETY: by the contract above.
+    let (region, context) = unsafe { region(pd, addr as usize, length, iova, access, None) }?;
+    object(pd, addr, length, region, context)
+}
+
+/// Registers device memory, zero-based. The C object shows no address.
+///
+/// # Safety
+///
+/// As for [`register`]; `piece` is what keeps the memory.
+pub(crate) unsafe fn register_piece(
+    pd: *mut ibv_pd,
+    start: usize,
+    length: usize,
+    access: Access,
+    piece: Arc<Piece>,
+) -> Verb<*mut ibv_mr> {
+    // SAFETY: by the contract above.
+    let (region, context) = unsafe { region(pd, start, length, 0, access, Some(piece)) }?;
+    object(pd, ptr::null_mut(), length, region, context)
+}
+
+/// The registration proper.
+///
+/// # Safety
+///
+/// As for [`register`].
+unsafe fn region(
+    pd: *mut ibv_pd,
+    start: usize,
+    length: usize,
+    iova: u64,
+    access: Access,
+    keeps: Option<Arc<Piece>>,
+) -> Verb<(Arc<Region>, ContextRef)> {
     // SAFETY: by the contract above.
     let domain = unsafe { PdObject::of(pd) }?;
-    let access = access(flags)?;
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Refusal::invalid("access grants a remote write without IBV_ACCESS_LOCAL_WRITE; set both"));
     }
-    // SAFETY: by the contract above, which is the one of `RawRegion::new`.
-    let region = unsafe { RawRegion::new(addr as usize, length) };
-    let mr = domain.pd.reg_mr(region, iova, access)?;
-    let c = ibv_mr {
-        context: domain.context.as_ptr(),
-        pd,
-        addr,
-        length,
-        handle: mr.lkey() >> 8,
-        lkey: mr.lkey(),
-        rkey: mr.rkey(),
+    let mr = if length == 0 && keeps.is_some() {
+        empty(domain)?
+    } else {
+        // SAFETY: by the contract above, which is the one of `RawRegion::new`.
+        let raw = unsafe { RawRegion::new(start, length) };
+        domain.pd().reg_mr(raw, iova, access)?
     };
-    MrObject::publish(|_| Ok(MrObject { c: Shared::new(c), mr, _context: domain.context.clone() }))
+    let lkey = mr.lkey();
+    let region = Arc::new(Region { mr, pd: domain.pd().handle(), start, length, iova, _keeps: keeps });
+    REGIONS.add(lkey, &region);
+    Ok((region, domain.context.clone()))
+}
+
+/// A region without any byte, which device memory may have: a key that fits nothing. It belongs to a domain of its own, in which
+/// there is no queue pair.
+fn empty(domain: &PdObject) -> Verb<Arc<ferroce::Mr>> {
+    let nobodys = domain.context.context().alloc_pd()?;
+    Ok(nobodys.reg_buffer(&Arc::new(ferroce::Buffer::new(1)), Access::empty())?)
+}
+
+/// The C object of a region.
+fn object(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    region: Arc<Region>,
+    context: ContextRef,
+) -> Verb<*mut ibv_mr> {
+    let (lkey, rkey) = (region.mr.lkey(), region.mr.rkey());
+    let c = ibv_mr { context: context.as_ptr(), pd, addr, length, handle: lkey, lkey, rkey };
+    MrObject::publish(|_| Ok(MrObject { c: Shared::new(c), region, _context: context }))
 }
 
 /// The first address of a region registered without one: its own, or 0 if it is zero-based.
@@ -78,7 +149,77 @@ impl Convention for Rereg {
     }
 }
 
+/// `enum ibv_advise_mr_advice`: prefetch for reading, for writing, and without making pages.
+const ADVICE_PREFETCH: std::ops::RangeInclusive<c_int> = 0..=2;
+/// `IBV_ADVISE_MR_FLAG_FLUSH`: wait until it is done.
+const ADVICE_FLUSH: u32 = 1 << 0;
+
+/// Tells the kernel that an element will be needed.
+fn prefetch(pd: u32, sge: &ibv_sge) -> Verb<()> {
+    let region = REGIONS
+        .get(sge.lkey)
+        .filter(|region| region.pd == pd)
+        .ok_or_else(|| Refusal::new(libc::ENOENT, format!("lkey {:#x} is no region of the domain", sge.lkey)))?;
+    let offset = sge.addr.wrapping_sub(region.iova);
+    if offset > region.length as u64 || u64::from(sge.length) > region.length as u64 - offset {
+        return Err(Refusal::new(libc::EFAULT, format!("the range is outside the region with lkey {:#x}", sge.lkey)));
+    }
+    const PAGE: usize = 4096;
+    let address = region.start + offset as usize;
+    let start = address & !(PAGE - 1);
+    // SAFETY: MADV_WILLNEED changes no content, whatever is mapped there.
+    let refused =
+        unsafe { libc::madvise(start as *mut c_void, address + sge.length as usize - start, libc::MADV_WILLNEED) };
+    if refused != 0 {
+        log::debug!("madvise: {}", std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+slot! {
+    /// `ibv_advise_mr(3)`: prefetching. Every region is on demand, so this is a hint to the kernel, never needed.
+    fn advise_mr as "ibv_advise_mr" (
+        pd: *mut ibv_pd,
+        advice: c_int,
+        flags: u32,
+        list: *mut ibv_sge,
+        count: u32,
+    ) -> Status {
+        // SAFETY: by the contract of the verb.
+        let domain = unsafe { PdObject::of(pd) }?;
+        if !ADVICE_PREFETCH.contains(&advice) {
+            return Err(Refusal::unsupported(format!("advice {advice} is unknown; the prefetches 0 to 2 are known")));
+        }
+        if flags & !ADVICE_FLUSH != 0 || list.is_null() || count == 0 {
+            return Err(Refusal::invalid("flags has unknown bits, or the list is empty"));
+        }
+        // SAFETY: the caller has `count` elements there.
+        let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+        list.iter().try_for_each(|sge| prefetch(domain.pd().handle(), sge))
+    }
+}
+
 verb! {
+    /// `ibv_import_mr(3)`: from another context of this process. Its address stays unknown.
+    fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> Pointer<ibv_mr> {
+        // SAFETY: by the contract of the verb.
+        let domain = unsafe { PdObject::of(pd) }?;
+        let region = REGIONS
+            .get(handle)
+            .filter(|region| region.pd == domain.pd().handle())
+            .ok_or_else(|| Refusal::new(libc::ENOENT, format!("no region of the domain has the handle {handle:#x}")))?;
+        object(pd, ptr::null_mut(), region.length, region, domain.context.clone())
+    }
+
+    /// `ibv_unimport_mr(3)`: the region stays with who registered it.
+    fn ibv_unimport_mr(mr: *mut ibv_mr) -> Void {
+        // SAFETY: by the contract of the verb.
+        unsafe { MrObject::of(mr) }?;
+        // SAFETY: the program gives the pointer back.
+        drop(unsafe { MrObject::reclaim(mr) });
+        Ok(())
+    }
+
     /// `ibv_reg_mr(3)`.
     fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> Pointer<ibv_mr> {
         // SAFETY: by the contract of the verb.
@@ -167,7 +308,7 @@ verb! {
     /// `ibv_dereg_mr(3)`: returns when the card cannot touch the memory any more.
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> Status {
         // SAFETY: by the contract of the verb.
-        unsafe { MrObject::of(mr) }?.mr.dereg()?;
+        unsafe { MrObject::of(mr) }?.region.mr.dereg()?;
         // SAFETY: the region is gone, so the program has no use for the pointer any more.
         drop(unsafe { MrObject::reclaim(mr) });
         Ok(())

@@ -96,7 +96,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
             sq_sig_all: init.sq_sig_all != 0,
             cookie: address as u64,
         };
-        let qp = domain.pd.create_qp(&create)?;
+        let qp = domain.pd().create_qp(&create)?;
         init.cap = convert::caps_c(&qp.caps());
         let context = domain.context.clone();
         let c = ibv_qp {

@@ -120,15 +120,16 @@ verb! {
             return Err(Refusal::invalid("gid is NULL"));
         }
         let gids = context.device().gids();
-        let entry = usize::try_from(index).ok().and_then(|index| gids.get(index)).ok_or_else(|| {
-            Refusal::invalid(format!("GID index {index}: the table has {} entries", gids.len()))
-        })?;
+        let length = convert::gid_table_len(gids.len() as u32) as usize;
+        let index = usize::try_from(index).ok().filter(|index| *index < length);
+        let index = index.ok_or_else(|| Refusal::invalid(format!("the GID table has {length} entries")))?;
+        let raw = gids.get(index).map_or([0; 16], |entry| entry.gid);
         // SAFETY: not NULL, so it points to a GID of the caller.
-        unsafe { gid.write(ibv_gid { raw: entry.gid }) };
+        unsafe { gid.write(ibv_gid { raw }) };
         Ok(0)
     }
 
-    /// What `ibv_query_gid_ex` calls: fills `size` bytes. `ENODATA` beyond the last entry.
+    /// What `ibv_query_gid_ex` calls: fills `size` bytes. `ENODATA` for a free entry.
     fn _ibv_query_gid_ex(
         context: *mut ibv_context,
         port_num: u32,
@@ -146,10 +147,15 @@ verb! {
         if entry.is_null() || size < GID_ENTRY_SIZE {
             return Err(Refusal::invalid("entry is NULL or too small"));
         }
-        // Programs look for the end of the table with this error.
-        let found = context.device().gid(index).map_err(|error| Refusal::from(error).into_routine())?;
+        let gids = context.device().gids();
+        let length = convert::gid_table_len(gids.len() as u32);
+        if index >= length {
+            return Err(Refusal::invalid(format!("GID index {index}: the table has {length} entries")));
+        }
+        // Programs find the free entries by this error.
+        let found = gids.get(index as usize).ok_or_else(|| Refusal::routine(libc::ENODATA, "the entry is free"))?;
         // SAFETY: the caller has an entry of `size` bytes there.
-        unsafe { fill(entry, size, &gid_entry(&context, index, &found)) };
+        unsafe { fill(entry, size, &gid_entry(&context, index, found)) };
         Ok(())
     }
 

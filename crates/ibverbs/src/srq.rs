@@ -42,7 +42,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Verb<*mut ibv
     }
     SrqObject::publish(|address| {
         let create = SrqCreate { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, cookie: address as u64 };
-        let srq = domain.pd.create_srq(&create)?;
+        let srq = domain.pd().create_srq(&create)?;
         let (max_wr, max_sge, _) = srq.query();
         init.attr.max_wr = max_wr;
         init.attr.max_sge = max_sge;

@@ -11,32 +11,10 @@ fn refused<T>(why: &'static str) -> Verb<T> {
     Err(Refusal::unsupported(why))
 }
 
-const IMPORT: &str = "objects of another process cannot be imported; open the device in this one";
 const COUNTERS: &str = "completion counters are not implemented";
 const DMAH: &str = "DMA handles need PCIe hardware";
 
 verb! {
-    /// `ibv_import_device(3)`.
-    fn ibv_import_device(_cmd_fd: c_int) -> Pointer<ibv_context> { refused(IMPORT) }
-
-    /// `ibv_import_pd(3)`.
-    fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> Pointer<ibv_pd> { refused(IMPORT) }
-
-    /// `ibv_unimport_pd(3)`: nothing was ever imported.
-    fn ibv_unimport_pd(_pd: *mut ibv_pd) -> Void { Ok(()) }
-
-    /// `ibv_import_mr(3)`.
-    fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> Pointer<ibv_mr> { refused(IMPORT) }
-
-    /// `ibv_unimport_mr(3)`.
-    fn ibv_unimport_mr(_mr: *mut ibv_mr) -> Void { Ok(()) }
-
-    /// `ibv_import_dm(3)`.
-    fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> Pointer<c_void> { refused(IMPORT) }
-
-    /// `ibv_unimport_dm(3)`.
-    fn ibv_unimport_dm(_dm: *mut c_void) -> Void { Ok(()) }
-
     /// `ibv_alloc_dmah(3)`.
     fn ibv_alloc_dmah(_context: *mut ibv_context, _attr: *mut c_void) -> Pointer<c_void> { refused(DMAH) }
 

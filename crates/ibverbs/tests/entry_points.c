@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int failures;
 
@@ -78,12 +79,13 @@ static void nothing_at_all(void)
 	NUL(ibv_open_device(NULL), EINVAL);
 	STATUS(ibv_close_device(NULL), EINVAL);
 	ibv_free_device_list(NULL);
-	NUL(ibv_import_device(-1), EOPNOTSUPP);
-	NUL(ibv_import_pd(NULL, 0), EOPNOTSUPP);
+	NUL(ibv_import_device(-1), EBADF);
+	NUL(ibv_import_device(0), EOPNOTSUPP);
+	NUL(ibv_import_pd(NULL, 0), EINVAL);
 	ibv_unimport_pd(NULL);
-	NUL(ibv_import_mr(NULL, 0), EOPNOTSUPP);
+	NUL(ibv_import_mr(NULL, 0), EINVAL);
 	ibv_unimport_mr(NULL);
-	NUL(ibv_import_dm(NULL, 0), EOPNOTSUPP);
+	NUL(ibv_import_dm(NULL, 0), EINVAL);
 	ibv_unimport_dm(NULL);
 	MINUS(ibv_get_async_event(NULL, &event), EINVAL);
 	ibv_ack_async_event(NULL);
@@ -262,6 +264,8 @@ static void questions(struct ibv_context *context)
 	STATUS(ibv_query_gid_ex(context, 2, 0, &entry, 0), EINVAL);
 	STATUS(ibv_query_gid_ex(context, 1, 0, &entry, 1), EINVAL);
 	STATUS(ibv_query_gid_ex(context, 1, 0, NULL, 0), EINVAL);
+	STATUS(ibv_query_gid_ex(context, 1, 1 << 20, &entry, 0), EINVAL);
+	STATUS(ibv_query_gid_ex(context, 1, port.gid_tbl_len - 1, &entry, 0), ENODATA);
 	STATUS(ibv_query_gid_ex(context, 1, 0, &entry, 0), 0);
 	TRUE(!memcmp(&gid, &entry.gid, sizeof gid) && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
 	STATUS(_ibv_query_gid_ex(context, 1, 0, &entry, 0, 8), EINVAL);
@@ -455,6 +459,148 @@ static void regions(struct ibv_pd *pd)
 	TRUE(mr);
 	if (mr)
 		STATUS(ibv_dereg_mr(mr), 0);
+}
+
+static void device_memory(struct ibv_pd *pd)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 0 };
+	struct ibv_dm *dm, *imported;
+	struct ibv_mr *mr;
+	char data[8] = "1234567", back[8] = "";
+
+	NUL(ibv_alloc_dm(pd->context, NULL), EINVAL);
+	NUL(ibv_alloc_dm(pd->context, &attr), EINVAL);
+	attr.length = (size_t)1 << 50;
+	NUL(ibv_alloc_dm(pd->context, &attr), ENOMEM);
+	attr.length = 64;
+	attr.log_align_req = 40;
+	NUL(ibv_alloc_dm(pd->context, &attr), EINVAL);
+	attr.log_align_req = 6;
+	attr.comp_mask = 1;
+	NUL(ibv_alloc_dm(pd->context, &attr), EOPNOTSUPP);
+	attr.comp_mask = 0;
+	dm = ibv_alloc_dm(pd->context, &attr);
+	TRUE(dm && dm->context == pd->context);
+	if (!dm)
+		return;
+	STATUS(ibv_memcpy_to_dm(dm, 1, data, 8), EINVAL);
+	STATUS(ibv_memcpy_to_dm(dm, 60, data, 8), EINVAL);
+	STATUS(ibv_memcpy_to_dm(dm, 0, NULL, 8), EINVAL);
+	STATUS(ibv_memcpy_from_dm(NULL, dm, 0, 8), EINVAL);
+	STATUS(ibv_memcpy_to_dm(dm, 56, data, 8), 0);
+	STATUS(ibv_memcpy_from_dm(back, dm, 56, 8), 0);
+	TRUE(!memcmp(data, back, 8));
+	NUL(ibv_reg_dm_mr(pd, dm, 0, 64, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+	NUL(ibv_reg_dm_mr(pd, dm, 0, 68, IBV_ACCESS_ZERO_BASED), EINVAL);
+	NUL(ibv_reg_dm_mr(pd, NULL, 0, 64, IBV_ACCESS_ZERO_BASED), EINVAL);
+	mr = ibv_reg_dm_mr(pd, dm, 0, 64, IBV_ACCESS_ZERO_BASED);
+	TRUE(mr && mr->length == 64);
+	STATUS(ibv_free_dm(dm), EBUSY);
+	if (mr)
+		STATUS(ibv_dereg_mr(mr), 0);
+	NUL(ibv_import_dm(pd->context, ~0u), ENOENT);
+	imported = ibv_import_dm(pd->context, dm->handle);
+	TRUE(imported);
+	if (imported) {
+		memset(back, 0, sizeof back);
+		STATUS(ibv_memcpy_from_dm(back, imported, 56, 8), 0);
+		TRUE(!memcmp(data, back, 8));
+		STATUS(ibv_free_dm(dm), EBUSY);
+		ibv_unimport_dm(imported);
+	}
+	STATUS(ibv_free_dm(dm), 0);
+}
+
+static void advice(struct ibv_pd *pd)
+{
+	static char memory[8192];
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = sizeof memory };
+
+	TRUE(mr);
+	if (!mr)
+		return;
+	sge.lkey = mr->lkey;
+	STATUS(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, NULL, 0), EINVAL);
+	STATUS(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 1 << 9, &sge, 1), EINVAL);
+	STATUS(ibv_advise_mr(pd, 77, 0, &sge, 1), EOPNOTSUPP);
+	STATUS(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1), 0);
+	sge.length++;
+	STATUS(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), EFAULT);
+	sge.lkey = 0;
+	STATUS(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), ENOENT);
+	STATUS(ibv_dereg_mr(mr), 0);
+	/* All of the address space. */
+	mr = ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+	TRUE(mr);
+	if (mr)
+		STATUS(ibv_dereg_mr(mr), 0);
+}
+
+static void domains(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_td_init_attr td_attr = { .comp_mask = 1 };
+	struct ibv_parent_domain_init_attr attr = { .comp_mask = 1 << 20 };
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 1, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD };
+	struct ibv_td *td;
+	struct ibv_pd *parent;
+	struct ibv_cq_ex *cq;
+
+	NUL(ibv_alloc_td(context, NULL), EINVAL);
+	NUL(ibv_alloc_td(context, &td_attr), EINVAL);
+	td_attr.comp_mask = 0;
+	td = ibv_alloc_td(context, &td_attr);
+	TRUE(td && td->context == context);
+	NUL(ibv_alloc_parent_domain(context, NULL), EINVAL);
+	NUL(ibv_alloc_parent_domain(context, &attr), EOPNOTSUPP);
+	attr.comp_mask = 0;
+	NUL(ibv_alloc_parent_domain(context, &attr), EINVAL);
+	attr.pd = pd;
+	attr.td = td;
+	parent = ibv_alloc_parent_domain(context, &attr);
+	TRUE(parent && parent->context == context && parent->handle == pd->handle);
+	if (!td || !parent)
+		return;
+	STATUS(ibv_dealloc_td(td), EBUSY);
+	STATUS(ibv_dealloc_pd(pd), EBUSY);
+	attr.pd = parent;
+	NUL(ibv_alloc_parent_domain(context, &attr), EINVAL);
+	NUL(ibv_create_cq_ex(context, &cq_attr), EINVAL);
+	cq_attr.parent_domain = pd;
+	NUL(ibv_create_cq_ex(context, &cq_attr), EINVAL);
+	cq_attr.parent_domain = parent;
+	cq = ibv_create_cq_ex(context, &cq_attr);
+	TRUE(cq);
+	if (cq)
+		STATUS(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)), 0);
+	STATUS(ibv_dealloc_pd(parent), 0);
+	STATUS(ibv_dealloc_td(td), 0);
+}
+
+/* Another context on the same open device, in the same process. */
+static void imports(struct ibv_context *context, struct ibv_pd *pd)
+{
+	static char memory[64];
+	struct ibv_context *other = ibv_import_device(dup(context->cmd_fd));
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE), *other_mr;
+	struct ibv_pd *other_pd;
+
+	TRUE(other && other != context && mr);
+	if (!other || !mr)
+		return;
+	NUL(ibv_import_pd(other, ~0u), ENOENT);
+	other_pd = ibv_import_pd(other, pd->handle);
+	TRUE(other_pd && other_pd->context == other && other_pd->handle == pd->handle);
+	if (!other_pd)
+		return;
+	NUL(ibv_import_mr(other_pd, ~0u), ENOENT);
+	other_mr = ibv_import_mr(other_pd, mr->handle);
+	TRUE(other_mr && other_mr->lkey == mr->lkey && other_mr->rkey == mr->rkey && other_mr->pd == other_pd);
+	if (other_mr)
+		ibv_unimport_mr(other_mr);
+	ibv_unimport_pd(other_pd);
+	STATUS(ibv_dereg_mr(mr), 0);
+	STATUS(ibv_close_device(other), 0);
 }
 
 static void shared_receive_queues(struct ibv_pd *pd)
@@ -825,6 +971,10 @@ int main(void)
 	TRUE(cq);
 	if (cq) {
 		regions(pd);
+		device_memory(pd);
+		advice(pd);
+		domains(context, pd);
+		imports(context, pd);
 		shared_receive_queues(pd);
 		queue_pairs(pd, cq);
 		extended_queue_pairs(pd, cq);

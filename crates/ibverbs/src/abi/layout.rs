@@ -78,3 +78,8 @@ layout!(ib_uverbs_qp_attr, 144, ah_attr @ 40, alt_ah_attr @ 72, max_send_wr @ 10
 layout!(ib_user_path_rec, 64, dlid @ 32, raw_traffic @ 36, flow_label @ 40, reversible @ 44, mtu @ 48, pkey @ 52, hop_limit @ 54, preference @ 63);
 layout!(ibv_send_wr_operands, 32);
 layout!(ibv_send_wr_bind, 48);
+layout!(ibv_alloc_dm_attr, 16, length @ 0, log_align_req @ 8, comp_mask @ 12);
+layout!(ibv_dm, 32, context @ 0, memcpy_to_dm @ 8, memcpy_from_dm @ 16, comp_mask @ 24, handle @ 28);
+layout!(ibv_td_init_attr, 4, comp_mask @ 0);
+layout!(ibv_td, 8, context @ 0);
+layout!(ibv_parent_domain_init_attr, 48, pd @ 0, td @ 8, comp_mask @ 16, alloc @ 24, free @ 32, pd_context @ 40);

@@ -6,6 +6,7 @@
 mod attr;
 pub mod consts;
 mod context;
+mod domain;
 mod kern;
 mod layout;
 mod object;
@@ -13,6 +14,7 @@ mod wr;
 
 pub use attr::*;
 pub use context::*;
+pub use domain::*;
 pub use kern::*;
 pub use object::*;
 pub use wr::*;
