@@ -14,7 +14,7 @@ use super::capture::address;
 use super::derive::bytes;
 use super::difference::At;
 use super::memory::REGION_LEN;
-use super::node::{Node, Played, STEPS_MAX, Stage};
+use super::node::{Fetch, Node, Played, STEPS_MAX, Stage};
 use super::schedule::{psns_of, was_refused};
 
 /// The Q_Key of the recording program's UD queue pairs.
@@ -150,10 +150,14 @@ impl<'a> Node<'a> {
         let played = &mut self.played[index];
         let (psn, count) = (played.next_psn, psns_of(act, played.pair));
         played.posted += 1;
+        if send_flags(&act.args).contains(SendFlags::FENCE) {
+            played.fenced.push(psn);
+        }
         played.next_psn = psn.add(count);
         match op {
             SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
-                played.fetches.push((act.args.number("wid").unwrap_or(0), psn, count, sge));
+                let wr_id = act.args.number("wid").unwrap_or(0);
+                played.fetches.push(Fetch { wr_id, psn, count, sge, sent: false });
             }
             // Named one by one: when an operation is added, this and `post` must know it.
             SendOp::Send

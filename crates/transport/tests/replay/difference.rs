@@ -129,7 +129,7 @@ impl fmt::Debug for Kind {
 pub(crate) fn compare(ours: &Sent, recorded: &Headers, payload: Option<&[u8]>) -> Vec<String> {
     let (a, b) = (&ours.headers, recorded);
     let name = |headers: &Headers| headers.bth.opcode.name().unwrap_or("unknown").to_owned();
-    let mut found = Found { same_headers: a.ext() == b.ext(), differences: Vec::new() };
+    let mut found = Found { same_opcode: a.bth.opcode == b.bth.opcode, differences: Vec::new() };
     if a.bth.opcode != b.bth.opcode {
         found.differences.push(format!("{} instead of {}", name(a), name(b)));
     }
@@ -161,8 +161,8 @@ pub(crate) fn compare(ours: &Sent, recorded: &Headers, payload: Option<&[u8]>) -
 }
 
 struct Found {
-    /// Both have the same extended headers; if not, those are compared that both have.
-    same_headers: bool,
+    /// If the opcodes differ, those extended headers are compared that both have.
+    same_opcode: bool,
     differences: Vec<String>,
 }
 
@@ -176,7 +176,7 @@ impl Found {
     fn header<T: PartialEq + fmt::Debug>(&mut self, name: &str, ours: Option<T>, recorded: Option<T>) {
         match (ours, recorded) {
             (Some(ours), Some(recorded)) => self.field(name, ours, recorded),
-            (ours, recorded) if self.same_headers => self.field(name, ours, recorded),
+            (ours, recorded) if self.same_opcode => self.field(name, ours, recorded),
             _ => {}
         }
     }

@@ -111,6 +111,7 @@ pub(crate) fn packets(train: &Train, memory: &NodeMemory) -> Vec<Sent> {
                 Headers::new(bth)
             }
         };
+        assert!(headers.matches_opcode(), "the extended headers are those of the opcode");
         let (payload, later) = rest.split_at(if last { rest.len() } else { train.mtu as usize });
         rest = later;
         Sent { headers, payload: payload.to_vec() }

@@ -60,6 +60,18 @@ pub(super) enum Stage {
     Stopped,
 }
 
+/// A READ or atomic.
+pub(super) struct Fetch {
+    pub(super) wr_id: u64,
+    /// First of its PSNs, and how many.
+    pub(super) psn: Psn,
+    pub(super) count: u32,
+    /// Where it puts what comes back.
+    pub(super) sge: Sge,
+    /// It was sent.
+    pub(super) sent: bool,
+}
+
 /// One queue pair.
 pub(super) struct Played<'a> {
     pub(super) pair: &'a Pair,
@@ -72,8 +84,10 @@ pub(super) struct Played<'a> {
     responses: VecDeque<Sent>,
     /// What the peer sent.
     data: Data,
-    /// Requests posted that bring something back: identifier, PSNs, where to.
-    pub(super) fetches: Vec<(u64, Psn, u32, Sge)>,
+    /// Requests posted and not complete that bring something back.
+    pub(super) fetches: Vec<Fetch>,
+    /// PSNs of fenced requests.
+    pub(super) fenced: Vec<Psn>,
     /// Requests posted, and the PSN of the next.
     pub(super) posted: u32,
     pub(super) next_psn: Psn,
@@ -88,7 +102,7 @@ pub(super) struct Played<'a> {
     answered: Psn,
     /// The requester must be silent until then: RNR NAK.
     quiet_until: Nanos,
-    /// A sequence NAK asked for packets: they must go without a timeout.
+    /// A NAK or a missing response asked for packets: they must go without a timeout.
     hurry: bool,
 }
 
@@ -104,6 +118,7 @@ impl<'a> Played<'a> {
             responses: VecDeque::new(),
             data: Data::default(),
             fetches: Vec::new(),
+            fenced: Vec::new(),
             posted: 0,
             next_psn,
             polled: [0; 2],
@@ -320,9 +335,9 @@ impl<'a> Node<'a> {
         let (now, net) = (self.now, self.heard[index].net);
         let (qp, mut host) = self.lend(played, false);
         qp.handle_packet(now, &Packet { headers, payload, net: &net }, &mut host);
+        self.compare_fetched(index, played);
         self.drain(played);
         self.compare_received(index, played, received, headers);
-        self.compare_fetched(index, played);
     }
 
     // What must be in memory.
@@ -361,8 +376,8 @@ impl<'a> Node<'a> {
             if !fetches || completion.status != WcStatus::Success {
                 continue;
             }
-            let posted = this.fetches.iter().position(|fetch| fetch.0 == completion.wr_id);
-            let (_, psn, count, sge) = this.fetches.remove(posted.expect("a completion belongs to a post"));
+            let posted = this.fetches.iter().position(|fetch| fetch.wr_id == completion.wr_id);
+            let Fetch { psn, count, sge, .. } = this.fetches.remove(posted.expect("a completion belongs to a post"));
             let bytes = this.data.answer(psn, count);
             if bytes.is_none_or(|bytes| self.memory.read(sge.addr, sge.length as usize) != bytes) {
                 self.differ(played, At::Frame(index + 1), "other bytes in memory than were fetched");
@@ -414,13 +429,29 @@ impl<'a> Node<'a> {
             played.responses.extend(sent);
             return true;
         }
-        let last = sent.last().expect("a train has a packet").headers.bth.psn;
+        let (first, last) = (train.head.bth.psn, sent.last().expect("a train has a packet").headers.bth.psn);
+        if let Some(fetch) = played.fetches.iter_mut().find(|fetch| fetch.psn == first) {
+            fetch.sent = true;
+        }
+        let outstanding = played.fetches.iter().filter(|fetch| fetch.sent).count();
+        let fence_broken = outstanding > 0 && played.fenced.contains(&first);
+        let too_many = outstanding > usize::from(played.qp.attr().max_rd_atomic);
         if played.newest.is_none_or(|newest| last.diff(newest) > 0) {
             played.newest = Some(last);
         }
         played.hurry = false;
         if self.pace == Pace::Recorded {
             played.requests.extend(sent);
+        }
+        if fence_broken {
+            self.differ(index, At::Script("fence".into()), "sent before READs and atomics were complete");
+        }
+        if too_many {
+            self.differ(
+                index,
+                At::Script("max_rd_atomic".into()),
+                format!("{outstanding} READs and atomics outstanding"),
+            );
         }
         true
     }
@@ -436,7 +467,8 @@ impl<'a> Node<'a> {
         true
     }
 
-    /// Two rules of time hold whatever the timers are: an RNR NAK asks for silence, a sequence NAK for packets at once.
+    /// Two rules of time hold whatever the timers are: an RNR NAK asks for silence; a sequence NAK for packets at once, and so does
+    /// an answer to what follows a READ or atomic that lacks its own.
     fn watch(&mut self, index: usize, headers: &Headers) {
         let now = self.now;
         let played = &mut self.played[index];
@@ -453,7 +485,15 @@ impl<'a> Node<'a> {
                     played.hurry = false;
                 }
             }
-            _ => played.answered = psn,
+            _ => {
+                played.answered = psn;
+                if let Some(oldest) = played.fetches.first()
+                    && psn.diff(oldest.psn.add(oldest.count - 1)) > 0
+                    && played.data.answer(oldest.psn, oldest.count).is_none()
+                {
+                    played.hurry = true;
+                }
+            }
         }
     }
 
