@@ -183,6 +183,11 @@ fn gathers_and_scatters_over_several_elements() {
     let sent: Vec<u8> = [pair.a.bytes(10, 5), pair.a.bytes(200, 6), pair.a.bytes(3000, 2000)].concat();
     let got: Vec<u8> = [pair.b.bytes(0, 3), pair.b.bytes(1000, 1500), pair.b.bytes(9000, 508)].concat();
     assert_eq!(sent, got);
+    assert_eq!(
+        pair.b.host.memory.last_stores,
+        [b.addr + 9000 + 508],
+        "the last word of the message, not of each element"
+    );
     assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
 }
 

@@ -129,10 +129,21 @@ fn both_sides_of_a_queue_pair_take_turns() {
         ferroce_wire::Psn::new(0x1000),
     ));
     headers.reth = Some(ferroce_wire::Reth { va: pair.b.region.addr, rkey: pair.b.region.key, len: 1_000_000 });
+    // The READ arrives while B is busy; then B posts, and only then anything goes out.
+    let net = ferroce_wire::NetHeader {
+        src: pair.a.path.src,
+        dst: pair.a.path.dst,
+        src_port: 1,
+        tclass: 0,
+        hop_limit: 64,
+        udp_len: 0,
+    };
+    let packet = crate::Packet { headers: &headers, payload: &[], net: &net };
+    pair.b.qp.handle_packet(0, &packet, &mut pair.b.host);
     let op = super::write_to(pair.a.region, 0);
     pair.post_wr(Who::B, super::wr(1, op, &[pair.b.region.sge(0, 8)]));
-    pair.inject(Who::A, headers, &[]);
-    pair.run_for(0);
+    pair.drain();
+    assert_eq!(sent_by(&pair, Who::B).len(), 245 + 1);
     let write =
         sent_by(&pair, Who::B).iter().position(|seen| seen.headers.bth.opcode == ferroce_wire::Opcode::RC_WRITE_ONLY);
     assert!(write.is_some_and(|at| at <= 15), "{write:?}");
