@@ -110,6 +110,7 @@ struct options {
 	bool srq;
 	uint64_t seed;
 	uint64_t count;
+	uint64_t largest; /* bytes of the longest message; 0: as the program likes */
 	double seconds;
 	const char *mode;
 };
@@ -121,7 +122,8 @@ __attribute__((unused)) static bool is_client(void)
 	return opt.host != NULL;
 }
 
-/* Options of all programs: -p PORT -d DEVICE -g GID -c RC|UC|UD -e --srq -n COUNT -D SECONDS --seed N --mode WORD [HOST] */
+/* Options of all programs: -p PORT -d DEVICE -g GID -c RC|UC|UD -e --srq -n COUNT -D SECONDS --seed N --largest BYTES --mode WORD
+ * [HOST] */
 __attribute__((unused)) static void parse_options(int argc, char **argv)
 {
 	me = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
@@ -153,6 +155,8 @@ __attribute__((unused)) static void parse_options(int argc, char **argv)
 			opt.seconds = atof(value);
 		else if (strcmp(word, "--seed") == 0)
 			opt.seed = strtoull(value, NULL, 0);
+		else if (strcmp(word, "--largest") == 0)
+			opt.largest = strtoull(value, NULL, 0);
 		else if (strcmp(word, "--mode") == 0)
 			opt.mode = value;
 		else if (strcmp(word, "-c") == 0)

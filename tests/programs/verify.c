@@ -510,10 +510,15 @@ static void single(int end, enum kind kind, uint32_t size, int pieces, bool inli
 	finish(&batch, local_at > target_at ? local_at : target_at);
 }
 
+static uint32_t no_more_than_asked(uint32_t size)
+{
+	return opt.largest && opt.largest < size ? (uint32_t)opt.largest : size;
+}
+
 static void each_opcode_and_size(void)
 {
 	uint32_t sizes[] = {0, 1, 63, mtu - 1, mtu, mtu + 1, 3 * mtu, (64 << 10) + 5, (1 << 20) + 3, MAX_SIZE};
-	uint32_t largest = opt.type == IBV_QPT_RC ? MAX_SIZE : opt.type == IBV_QPT_UC ? (1 << 20) + 3 : mtu;
+	uint32_t largest = no_more_than_asked(opt.type == IBV_QPT_RC ? MAX_SIZE : opt.type == IBV_QPT_UC ? (1 << 20) + 3 : mtu);
 
 	for (int kind = 0; kind < KINDS; kind++) {
 		if (!allowed(kind))
@@ -537,7 +542,7 @@ static void each_opcode_and_size(void)
 static void mixtures(unsigned count)
 {
 	static struct batch batch;
-	uint32_t largest = opt.type == IBV_QPT_RC ? 200000 : opt.type == IBV_QPT_UC ? 3 * mtu : mtu;
+	uint32_t largest = no_more_than_asked(opt.type == IBV_QPT_RC ? 200000 : opt.type == IBV_QPT_UC ? 3 * mtu : mtu);
 
 	for (unsigned n = 0; n < count; n++) {
 		uint32_t at = GUARD;
