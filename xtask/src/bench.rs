@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use program_tests::net::{Namespace, join};
+use program_tests::{interrupt, net};
 use serde_json::Value;
 
 use crate::demo::free_port;
@@ -60,12 +61,16 @@ pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
     if !installed("iperf3") {
         bail!("iperf3 measures TCP here and is not installed (apt-get install iperf3)");
     }
+    // Ctrl-C must not leave namespaces behind.
+    interrupt::install().context("cannot handle signals")?;
+    net::remove_leftovers();
     let mut lines = heading();
     for place in [loopback(), veth()?] {
         say(format_args!("{}: {} runs", place.name, args.runs));
         let mut values = Values::new();
         for round in 1..=args.runs {
             measure(&place, &ferroce, args.seconds, &mut values)?;
+            interrupt::check().map_err(|failure| anyhow!("{failure}"))?;
             say(format_args!("{}: run {round} of {} done", place.name, args.runs));
         }
         lines.extend(SIZES.iter().map(|&size| row(place.name, size, &values)));
@@ -138,8 +143,13 @@ fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> 
 fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
     let port = free_port()?.to_string();
     let mut server = place.command(place.server.as_ref(), Path::new("iperf3"));
-    let mut server =
-        Running(server.args(["-s", "-1", "-p", &port]).stdout(Stdio::piped()).spawn().context("cannot run iperf3")?);
+    let mut server = Running(
+        server
+            .args(["-s", "-1", "-p", &port, "--forceflush"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot run iperf3")?,
+    );
     let stdout = server.0.stdout.take().expect("stdout is a pipe");
     // It says so when it listens; what comes after the first lines is only drained.
     let mut lines = BufReader::new(stdout).lines();
