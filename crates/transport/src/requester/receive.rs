@@ -90,9 +90,7 @@ impl Requester {
         if syndrome == Syndrome::NAK_SEQUENCE {
             host.count(Count::NakSequenceReceived, 1);
             self.advance(now, at, conn, host);
-            if self.has_gone_back() {
-                return Ok(());
-            }
+            // If the receiver asked for time, the repetition waits for its end.
             return self.repeat(now, WindowSignal::Lost, conn, host);
         }
         if syndrome.is_nak() {
@@ -118,15 +116,9 @@ impl Requester {
         Ok(())
     }
 
-    /// Nothing of the present pass is out: all that was lost is about to be sent anyway, once the time that the receiver asked for is
-    /// over or a window lets it.
-    fn has_gone_back(&self) -> bool {
-        self.sent == 0
-    }
-
     /// A response is missing: asks for it again, once, until something comes (IBA 9.7.5.1.3: implied NAK).
     fn response_gap(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
-        if self.gap_repeated || self.has_gone_back() {
+        if self.gap_repeated {
             return Ok(());
         }
         self.repeat(now, WindowSignal::Lost, conn, host)?;
@@ -236,7 +228,6 @@ impl Requester {
         self.land(now, count, host);
         self.gap_repeated = false;
         self.recovery.progress();
-        self.timers.cancel(Timer::RnrWait);
         if self.sent > 0 {
             let at = self.recovery.retransmit_at(now, conn.attr);
             self.timers.arm(Timer::Retransmit, at);
