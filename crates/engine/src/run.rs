@@ -65,14 +65,6 @@ struct Machines {
     moderated: Vec<Arc<Cq>>,
 }
 
-/// A train on its way from the lane to itself: the self link. No socket, no ICRC; one copy into the lane's scratch, one out.
-struct LocalTrain {
-    /// The sender's slot.
-    slot: u16,
-    path: Arc<PathAddr>,
-    train: Train,
-}
-
 /// Does the packet come back to the lane that sends it? Source and destination GID are the same address of this host, and within one
 /// network namespace a lane number belongs to one process.
 fn is_local(path: &PathAddr, dest_qp: u32, lane: u16) -> bool {
@@ -85,8 +77,7 @@ pub(crate) struct LaneState {
     machines: Machines,
     /// Trains given to the link since the last flush; their index is the link's cookie.
     sent: Vec<(u16, Train)>,
-    /// Trains for queue pairs of this very lane.
-    local: VecDeque<LocalTrain>,
+    /// Payload of a train to this very lane.
     scratch: Vec<u8>,
 }
 
@@ -108,7 +99,6 @@ impl LaneState {
                 moderated: Vec::new(),
             },
             sent: Vec::new(),
-            local: VecDeque::new(),
             scratch: vec![0; ferroce_transport::MAX_TRAIN_BYTES as usize],
         }
     }
@@ -140,7 +130,7 @@ impl LaneState {
 
     pub(crate) fn query(&self, qp: &QueuePair) -> QpAttr {
         let entry = self.machines.table[usize::from(qp.slot)].as_deref().expect("a live handle has its entry");
-        QpAttr { state: entry.machine.state(), cur_state: entry.machine.state(), ..entry.machine.attr().clone() }
+        entry.machine.query()
     }
 
     pub(crate) fn modify(
@@ -162,7 +152,7 @@ impl LaneState {
 
     /// When the lane needs a turn although nothing arrives; 0 for at once.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        if !self.machines.active.is_empty() || !self.local.is_empty() {
+        if !self.machines.active.is_empty() {
             return Some(0);
         }
         let timers = self.machines.timers.next();
@@ -188,12 +178,11 @@ impl LaneState {
         }
         self.machines.run_moderation(now);
         for _ in 0..FLUSHES_PER_TURN {
-            if self.machines.active.is_empty() && self.local.is_empty() {
+            if self.machines.active.is_empty() {
                 break;
             }
             self.transmit(shared, now);
             self.flush(shared, now);
-            self.deliver_local(shared, now);
         }
     }
 
@@ -212,7 +201,7 @@ impl LaneState {
             (None, None) => unreachable!("a queue pair without a path transmits nothing"),
         };
         if is_local(&path, train.head.bth.dest_qp, shared.number) {
-            self.local.push_back(LocalTrain { slot, path, train });
+            self.deliver_local(shared, now, slot, &path, &train);
             return;
         }
         match self.link.send(self.sent.len() as u64, qpn, &path, &train) {
@@ -231,21 +220,18 @@ impl LaneState {
         self.sent.clear();
     }
 
-    /// Delivers what was sent to this lane itself: no link, no ICRC.
-    fn deliver_local(&mut self, shared: &LaneShared, now: Nanos) {
-        for _ in 0..self.local.len() {
-            let Some(sent) = self.local.pop_front() else { return };
-            let len = sent.train.len as usize;
-            if packets::load(&sent.train, &mut self.scratch[..len]).is_err() {
-                self.machines.send_failed(shared, now, sent.slot, &sent.train, &SendError::Fault);
-                continue;
-            }
-            for index in 0..sent.train.packets {
-                let (headers, range) = packets::packet(&sent.train, index);
-                let payload = &self.scratch[range];
-                let net = packets::net_header(&sent.path, &headers, payload.len());
-                self.machines.deliver(shared, now, &Packet { headers: &headers, payload, net: &net });
-            }
+    /// The self link: delivers to this lane itself, without socket and ICRC; one copy into the lane's scratch, one out.
+    fn deliver_local(&mut self, shared: &LaneShared, now: Nanos, slot: u16, path: &PathAddr, train: &Train) {
+        let len = train.len as usize;
+        if packets::load(train, &mut self.scratch[..len]).is_err() {
+            self.machines.send_failed(shared, now, slot, train, &SendError::Fault);
+            return;
+        }
+        for index in 0..train.packets {
+            let (headers, range) = packets::packet(train, index);
+            let payload = &self.scratch[range];
+            let net = packets::net_header(path, &headers, payload.len());
+            self.machines.deliver(shared, now, &Packet { headers: &headers, payload, net: &net });
         }
     }
 }
