@@ -33,9 +33,9 @@ class Loop:
         self.target = MR(self.pd, LENGTH, REMOTE)
         cap = QPCap(max_send_wr=8, max_recv_wr=8, max_send_sge=1, max_recv_sge=1)
         init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap)
-        self.qps = [QP(self.pd, init, QPAttr()) for _ in range(2)]
+        self.qps = [QP(self.pd, init) for _ in range(2)]
         port = self.context.query_port(1)
-        gid = self.context.query_gid(1, GID_INDEX).gid
+        gid = self.context.query_gid(1, GID_INDEX)
         for mine, other in zip(self.qps, reversed(self.qps)):
             attr = QPAttr(port_num=1)
             attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ

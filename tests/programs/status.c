@@ -289,9 +289,15 @@ int main(int argc, char **argv)
 		} else {
 			server(&trials[i]);
 		}
-		/* A message that does not fit may have left its first bytes in the receive it was for. */
+		/* A message that does not fit may have left its first bytes in the receive it was for, a READ that failed some
+		   bytes where all were to go. */
 		if (trials[i].receive == SHORT)
 			memcpy(memory + EDGE, expected + EDGE, 100);
+		/* An atomic whose answer cannot be stored has been executed: the specification looks at the answer's place late. */
+		if (!is_client() && trials[i].what == ADD && trials[i].own != FINE)
+			memcpy(memory + EDGE, expected + EDGE, 8);
+		if (is_client() && trials[i].what == READ)
+			memcpy(memory + EDGE, expected + EDGE, trials[i].length < SIZE ? trials[i].length : SIZE);
 		for (uint32_t at = 0; at < sizeof(expected); at++)
 			CHECK(memory[at] == expected[at], "%s: byte %u of the %s's memory was changed", trials[i].name, at, is_client() ? "client" : "server");
 		drop_events();

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -46,9 +47,11 @@ pub struct Finished {
 }
 
 impl Running {
-    /// Starts `command`; its output goes to files in `dir`, named after `name`.
+    /// Starts `command`; its output goes to files in `dir`.
     pub fn start(name: &str, mut command: Command, dir: &Path) -> Result<Running, Failure> {
-        let file = |end: &str| dir.join(format!("{}.{end}", name.replace('/', "_")));
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let file = |end: &str| dir.join(format!("{number}.{end}"));
         let (stdout, stderr) = (file("out"), file("err"));
         let create = |path: &Path| {
             File::create(path).map_err(|e| Failure::new(format!("cannot create {}: {e}", path.display())))
@@ -200,6 +203,9 @@ impl Drop for Running {
             // The whole group: a wrapper and its child. An error means that all have ended.
             let _ = kill_process_group(self.pid(), Signal::KILL);
             let _ = self.child.wait();
+        }
+        for file in [&self.stdout, &self.stderr] {
+            let _ = fs::remove_file(file);
         }
     }
 }

@@ -73,6 +73,9 @@ pub(super) fn fork_and_exec(world: &World<'_>) -> Result<(), Failure> {
 
 /// A server that root starts becomes an ordinary user after it has opened the device.
 pub(super) fn setuid(world: &World<'_>) -> Result<(), Failure> {
+    // In a namespace where no other user's service runs yet.
+    let wire = world.wire.place.make()?;
+    let world = World { wire: &wire, launcher: world.launcher };
     let uid = world.launcher.uid().to_string();
     let server = ["--mode", "setuid", "-n", &uid, "-D", "4"];
     let (server, client) =

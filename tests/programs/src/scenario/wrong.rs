@@ -54,8 +54,7 @@ pub(super) fn absent(world: &World<'_>) -> Result<(), Failure> {
 
 /// `ibv_rc_pingpong` without `-g`, the commonest fault of all: `ferroce run` says that a GID is needed.
 pub(super) fn pingpong_without_gid(world: &World<'_>) -> Result<(), Failure> {
-    let client = failing_pingpong(world, &[])?;
-    says(&client, "GID")
+    says(&failing_pingpong(world, &[])?, "GID")
 }
 
 /// `-g 99`: no such GID.
@@ -68,8 +67,7 @@ pub(super) fn pingpong_gid_99(world: &World<'_>) -> Result<(), Failure> {
 
 /// A path MTU that an interface of 1500 bytes does not carry.
 pub(super) fn pingpong_mtu_4096(world: &World<'_>) -> Result<(), Failure> {
-    let client = failing_pingpong(world, &["-g", "0", "-m", "4096"])?;
-    says(&client, "path_mtu")
+    says(&failing_pingpong(world, &["-g", "0", "-m", "4096"])?, "path_mtu")
 }
 
 /// A server that is not there: the program's own error, not ours.
@@ -110,7 +108,7 @@ pub(super) fn service_absent(world: &World<'_>) -> Result<(), Failure> {
     if world.launcher.via() == Via::Run { says(&finished, "/nowhere/ferroced") } else { Ok(()) }
 }
 
-/// Runs a pair that must fail at both ends; gives the client.
+/// Runs a pair that must fail at both ends; gives the server, which connects first and so meets the fault.
 fn failing_pingpong(world: &World<'_>, args: &[&str]) -> Result<Finished, Failure> {
     let port = crate::line::next_port();
     let port_text = port.to_string();
@@ -121,8 +119,8 @@ fn failing_pingpong(world: &World<'_>, args: &[&str]) -> Result<Finished, Failur
     let mut server = world.start("server", &wire.server, Identity::Ordinary, LOG, program, &server_args)?;
     server.wait_listening(port, crate::line::UNTIL_LISTENING)?;
     let client = world.start("client", &wire.client, Identity::Ordinary, LOG, program, &client_args)?;
-    ends_in_failure(server)?;
-    ends_in_failure(client)
+    ends_in_failure(client)?;
+    ends_in_failure(server)
 }
 
 /// Waits for the end of a program that must fail, not hang and not crash.
