@@ -123,27 +123,49 @@ impl QueuePair {
     ///
     /// # Errors
     /// EINVAL: wrong state (RESET, INIT, RTR), too many elements, too much inline data. ENOMEM: the queue is full.
-    pub fn post_send(&self, mut wr: SendWr) -> Result<(), CoreError> {
+    pub fn post_send(&self, wr: SendWr) -> Result<(), CoreError> {
+        self.check_send(&wr)?;
+        self.queue_sends(std::iter::once(wr))
+    }
+
+    /// Queues several send requests: all of them, or none.
+    ///
+    /// # Errors
+    /// As for [`QueuePair::post_send`], for any of them.
+    pub fn post_send_all(&self, wrs: Vec<SendWr>) -> Result<(), CoreError> {
+        wrs.iter().try_for_each(|wr| self.check_send(wr))?;
+        self.queue_sends(wrs.into_iter())
+    }
+
+    fn check_send(&self, wr: &SendWr) -> Result<(), CoreError> {
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(CoreError::new(
                 libc::EINVAL,
                 "post_send before the queue pair is in RTS: ibv_modify_qp it to RTS first",
             ));
         }
-        self.check_operation(&wr)?;
-        self.check_data(&wr)?;
-        if self.init.sq_sig_all {
-            wr.flags |= SendFlags::SIGNALED;
-        }
+        self.check_operation(wr)?;
+        self.check_data(wr)
+    }
+
+    fn queue_sends(&self, wrs: impl ExactSizeIterator<Item = SendWr>) -> Result<(), CoreError> {
+        let count = u32::try_from(wrs.len()).unwrap_or(u32::MAX);
         let mut posted = self.posted.lock();
-        if self.send_used.load(Ordering::Acquire) >= self.init.caps.max_send_wr {
+        // Others only make it smaller meanwhile.
+        let used = self.send_used.load(Ordering::Acquire);
+        if used.saturating_add(count) > self.init.caps.max_send_wr {
             return Err(CoreError::new(
                 libc::ENOMEM,
                 "the send queue is full: poll completions before posting more, or ask for a larger max_send_wr",
             ));
         }
-        self.send_used.fetch_add(1, Ordering::AcqRel);
-        posted.push_back(wr);
+        self.send_used.fetch_add(count, Ordering::AcqRel);
+        posted.extend(wrs.map(|mut wr| {
+            if self.init.sq_sig_all {
+                wr.flags |= SendFlags::SIGNALED;
+            }
+            wr
+        }));
         Ok(())
     }
 

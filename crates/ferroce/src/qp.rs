@@ -135,6 +135,10 @@ impl Qp {
         if mask.contains(QpAttrMask::PATH_MTU) {
             self.check_path_mtu(attr.path_mtu)?;
         }
+        if self.qp_type() == QpType::Ud {
+            // Not an attribute of a UD queue pair: a datagram is as large as the port's MTU lets it be.
+            attr.path_mtu = self.pd.context().device().port().active_mtu;
+        }
         self.pair.modify(&attr, mask)?;
         if mask.contains(QpAttrMask::AV) {
             *self.ah.lock() = change.ah;
@@ -173,6 +177,15 @@ impl Qp {
     pub fn post_send(&self, wr: SendWr) -> Result<()> {
         self.pd.context().check()?;
         Ok(self.pair.post_send(wr)?)
+    }
+
+    /// Queues several send requests: all of them, or none.
+    ///
+    /// # Errors
+    /// As for [`Qp::post_send`], for any of them.
+    pub fn post_send_all(&self, wrs: Vec<SendWr>) -> Result<()> {
+        self.pd.context().check()?;
+        Ok(self.pair.post_send_all(wrs)?)
     }
 
     /// Rings the doorbell.

@@ -174,21 +174,17 @@ unsafe fn slice<'a, T>(list: *const T, count: usize) -> Verb<&'a [T]> {
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
-/// Posts a batch. A request that was refused while the batch was built keeps all of it back.
+/// Posts a batch: all of it or nothing.
 fn post(object: &QpObject, batch: Batch) -> Verb<()> {
     if let Some(refusal) = batch.failed {
         return Err(refusal);
     }
-    let mut posted = 0;
-    let result = batch.requests.into_iter().try_for_each(|request| {
-        object.qp.post_send(request).map_err(posting)?;
-        posted += 1;
-        Ok(())
-    });
-    if posted > 0 {
-        object.qp.ring();
+    if batch.requests.is_empty() {
+        return Ok(());
     }
-    result
+    object.qp.post_send_all(batch.requests).map_err(posting)?;
+    object.qp.ring();
+    Ok(())
 }
 
 slot! {

@@ -119,7 +119,7 @@ fn compile(source: &str, name: &str) -> PathBuf {
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source))
         .arg("-L")
         .arg(installation.lib.path())
-        .args(["-libverbs", "-ldl"])
+        .args(["-libverbs", "-ldl", "-lpthread"])
         .output()
         .expect("cc is installed");
     assert!(output.status.success(), "{}", text(&output));
@@ -154,6 +154,13 @@ fn every_entry_point_answers_nonsense_as_its_contract_says() {
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 wrong answers\n");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "stderr belongs to the program");
+}
+
+#[test]
+fn extended_verbs_and_events_between_two_queue_pairs() {
+    let output = run(&compile("extended.c", "extended"), &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output), "good\n");
 }
 
 #[test]

@@ -1,0 +1,365 @@
+/*
+ * Two connected queue pairs of one process through what only the C library has: batches of ibv_wr_*, extended polling, lists of
+ * requests with one bad in the middle, events that hold up destruction until they are acknowledged.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MUST(condition) do { if (!(condition)) { printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno); exit(1); } } while (0)
+
+enum { DEPTH = 4, SIZE = 4096, GIVE_UP_MS = 20000 };
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_comp_channel *channel;
+static struct ibv_cq_ex *send_cq;
+static struct ibv_cq *recv_cq;
+static struct ibv_qp *qp[2];
+static struct ibv_qp_ex *ex;
+static struct ibv_mr *mr;
+static char memory[2 * SIZE];
+
+static void to(struct ibv_qp *of, enum ibv_qp_state state, uint32_t peer)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 1,
+		.min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 1 } },
+	};
+	int mask = IBV_QP_STATE;
+
+	MUST(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
+	if (state == IBV_QPS_INIT)
+		mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+	if (state == IBV_QPS_RTR)
+		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			IBV_QP_MIN_RNR_TIMER;
+	if (state == IBV_QPS_RTS)
+		mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+	MUST(!ibv_modify_qp(of, &attr, mask));
+	MUST(of->state == state);
+}
+
+static void set_up(struct ibv_srq *srq)
+{
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 64, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_qp_init_attr_ex attr = {
+		.qp_type = IBV_QPT_RC, .pd = pd, .srq = srq,
+		.cap = { DEPTH, DEPTH, 2, 2, 64 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
+				  IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+				  IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+	};
+
+	channel = ibv_create_comp_channel(context);
+	MUST(channel);
+	send_cq = ibv_create_cq_ex(context, &cq_attr);
+	recv_cq = ibv_create_cq(context, 64, &memory, channel, 0);
+	MUST(send_cq && recv_cq);
+	attr.send_cq = ibv_cq_ex_to_cq(send_cq);
+	attr.recv_cq = recv_cq;
+	for (int at = 0; at < 2; at++) {
+		qp[at] = ibv_create_qp_ex(context, &attr);
+		MUST(qp[at]);
+		to(qp[at], IBV_QPS_INIT, 0);
+	}
+	for (int at = 0; at < 2; at++) {
+		to(qp[at], IBV_QPS_RTR, qp[!at]->qp_num);
+		to(qp[at], IBV_QPS_RTS, 0);
+	}
+	ex = ibv_qp_to_qp_ex(qp[0]);
+	MUST(ex);
+}
+
+static void tear_down(void)
+{
+	MUST(!ibv_destroy_qp(qp[0]) && !ibv_destroy_qp(qp[1]));
+	MUST(!ibv_destroy_cq(ibv_cq_ex_to_cq(send_cq)) && !ibv_destroy_cq(recv_cq));
+	MUST(!ibv_destroy_comp_channel(channel));
+}
+
+static void begin(uint64_t id, unsigned int flags)
+{
+	ex->wr_id = id;
+	ex->wr_flags = flags;
+}
+
+/* Waits for one completion of a send; leaves the CQ between start_poll and end_poll. */
+static void start(uint64_t id, enum ibv_wc_status status)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	int result;
+
+	do
+		result = ibv_start_poll(send_cq, &attr);
+	while (result == ENOENT);
+	MUST(result == 0);
+	if (send_cq->wr_id != id || send_cq->status != status)
+		printf("completion %lu with %s\n", (unsigned long)send_cq->wr_id, ibv_wc_status_str(send_cq->status));
+	MUST(send_cq->wr_id == id && send_cq->status == status);
+}
+
+static void sent(uint64_t id, enum ibv_wc_opcode opcode)
+{
+	start(id, IBV_WC_SUCCESS);
+	MUST(ibv_wc_read_opcode(send_cq) == opcode);
+	MUST(ibv_wc_read_qp_num(send_cq) == qp[0]->qp_num);
+	ibv_end_poll(send_cq);
+}
+
+static void receive(uint64_t id)
+{
+	struct ibv_sge sge = { (uintptr_t)memory + SIZE, SIZE, mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	MUST(!ibv_post_recv(qp[1], &wr, &bad));
+}
+
+static struct ibv_wc received(uint64_t id)
+{
+	struct ibv_wc wc;
+	int count;
+
+	do
+		count = ibv_poll_cq(recv_cq, 1, &wc);
+	while (count == 0);
+	MUST(count == 1 && wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
+	return wc;
+}
+
+/* Each builder and setter once. */
+static void batches(void)
+{
+	struct ibv_data_buf pieces[2] = { { "ab", 2 }, { "cde", 3 } };
+	struct ibv_sge list[2] = { { (uintptr_t)memory, 8, mr->lkey }, { (uintptr_t)memory + 8, 8, mr->lkey } };
+	char *there = memory + SIZE;
+	uint64_t *word = (uint64_t *)there;
+	struct ibv_wc wc;
+
+	strcpy(memory, "0123456789abcdef");
+	receive(1);
+	receive(2);
+	receive(3);
+	ibv_wr_start(ex);
+	begin(11, IBV_SEND_SIGNALED);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 2, list);
+	begin(12, 0);
+	ibv_wr_send_imm(ex, htonl(0x01020304));
+	ibv_wr_set_inline_data_list(ex, 2, pieces);
+	begin(13, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_write_imm(ex, mr->rkey, (uintptr_t)there + 64, htonl(5));
+	ibv_wr_set_inline_data(ex, "xyz", 3);
+	MUST(!ibv_wr_complete(ex));
+	wc = received(1);
+	MUST(wc.byte_len == 16 && !(wc.wc_flags & IBV_WC_WITH_IMM) && wc.qp_num == qp[1]->qp_num);
+	wc = received(2);
+	MUST(wc.byte_len == 5 && wc.wc_flags & IBV_WC_WITH_IMM && ntohl(wc.imm_data) == 0x01020304);
+	wc = received(3);
+	MUST(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == 5);
+	MUST(!memcmp(there, "abcde567", 8) && !memcmp(there + 64, "xyz", 3));
+	/* Two completions in one polling. */
+	start(11, IBV_WC_SUCCESS);
+	while (ibv_next_poll(send_cq) == ENOENT)
+		;
+	MUST(send_cq->wr_id == 13 && ibv_wc_read_opcode(send_cq) == IBV_WC_RDMA_WRITE);
+	ibv_end_poll(send_cq);
+
+	*word = 40;
+	ibv_wr_start(ex);
+	begin(14, IBV_SEND_SIGNALED);
+	ibv_wr_atomic_fetch_add(ex, mr->rkey, (uintptr_t)word, 2);
+	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 8);
+	begin(15, IBV_SEND_SIGNALED);
+	ibv_wr_atomic_cmp_swp(ex, mr->rkey, (uintptr_t)word, 42, 7);
+	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory + 8, 8);
+	begin(16, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_read(ex, mr->rkey, (uintptr_t)word);
+	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory + 16, 8);
+	MUST(!ibv_wr_complete(ex));
+	sent(14, IBV_WC_FETCH_ADD);
+	sent(15, IBV_WC_COMP_SWAP);
+	sent(16, IBV_WC_RDMA_READ);
+	MUST(((uint64_t *)memory)[0] == 40 && ((uint64_t *)memory)[1] == 42 && ((uint64_t *)memory)[2] == 7);
+}
+
+/* A batch that does not fit is not posted at all; nor is one that was aborted. */
+static void all_or_nothing(void)
+{
+	ibv_wr_start(ex);
+	for (int at = 0; at < DEPTH + 1; at++) {
+		begin(100 + at, IBV_SEND_SIGNALED);
+		ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE);
+		ibv_wr_set_inline_data(ex, "no!", 3);
+	}
+	MUST(ibv_wr_complete(ex) == ENOMEM);
+	ibv_wr_start(ex);
+	begin(100, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE);
+	ibv_wr_set_inline_data(ex, "no!", 3);
+	ibv_wr_abort(ex);
+	memcpy(memory + SIZE, "old", 3);
+	ibv_wr_start(ex);
+	for (int at = 0; at < DEPTH; at++) {
+		begin(200 + at, IBV_SEND_SIGNALED);
+		ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE + 8);
+		ibv_wr_set_inline_data(ex, "yes", 3);
+	}
+	MUST(!ibv_wr_complete(ex));
+	for (int at = 0; at < DEPTH; at++)
+		sent(200 + at, IBV_WC_RDMA_WRITE);
+	MUST(!memcmp(memory + SIZE, "old", 3) && !memcmp(memory + SIZE + 8, "yes", 3));
+}
+
+/* Of a list, what stands before the bad request is posted, and nothing after it. */
+static void lists(void)
+{
+	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
+	struct ibv_send_wr wr[3], *bad = NULL;
+
+	for (int at = 0; at < 3; at++)
+		wr[at] = (struct ibv_send_wr){
+			.wr_id = 300 + at, .next = at < 2 ? &wr[at + 1] : NULL, .sg_list = &sge, .num_sge = 1,
+			.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+			.wr.rdma = { (uintptr_t)memory + SIZE, mr->rkey },
+		};
+	wr[1].num_sge = 99;
+	MUST(ibv_post_send(qp[0], wr, &bad) == EINVAL && bad == &wr[1]);
+	sent(300, IBV_WC_RDMA_WRITE);
+	MUST(ibv_start_poll(send_cq, &(struct ibv_poll_cq_attr){ 0 }) == ENOENT);
+}
+
+static atomic_int destroyed;
+
+static void *destroy_cq(void *cq)
+{
+	MUST(!ibv_destroy_cq(cq));
+	destroyed = 1;
+	return NULL;
+}
+
+static void *destroy_srq(void *srq)
+{
+	MUST(!ibv_destroy_srq(srq));
+	destroyed = 1;
+	return NULL;
+}
+
+/* The thread ends only after the acknowledgement, and then it does. */
+static void destruction_waits(void *(*destroy)(void *), void *object, void (*acknowledge)(void *), void *argument)
+{
+	pthread_t thread;
+
+	destroyed = 0;
+	MUST(!pthread_create(&thread, NULL, destroy, object));
+	for (int turn = 0; turn < 50; turn++) {
+		MUST(!destroyed);
+		poll(NULL, 0, 1);
+	}
+	acknowledge(argument);
+	MUST(!pthread_join(thread, NULL));
+	MUST(destroyed);
+}
+
+static void acknowledge_cq(void *cq)
+{
+	ibv_ack_cq_events(cq, 1);
+}
+
+static void acknowledge_async(void *event)
+{
+	ibv_ack_async_event(event);
+}
+
+static void completion_events(void)
+{
+	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
+	struct ibv_cq *cq = NULL;
+	void *cookie = NULL;
+
+	MUST(poll(&fd, 1, 0) == 0);
+	MUST(!ibv_req_notify_cq(recv_cq, 0));
+	receive(4);
+	ibv_wr_start(ex);
+	begin(17, IBV_SEND_SIGNALED);
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data(ex, "e", 1);
+	MUST(!ibv_wr_complete(ex));
+	MUST(poll(&fd, 1, GIVE_UP_MS) == 1);
+	MUST(!ibv_get_cq_event(channel, &cq, &cookie) && cq == recv_cq && cookie == &memory);
+	received(4);
+	sent(17, IBV_WC_SEND);
+	/* One event for one request. */
+	MUST(poll(&fd, 1, 0) == 0);
+	MUST(!ibv_destroy_qp(qp[0]) && !ibv_destroy_qp(qp[1]));
+	destruction_waits(destroy_cq, recv_cq, acknowledge_cq, recv_cq);
+	MUST(!ibv_destroy_cq(ibv_cq_ex_to_cq(send_cq)));
+	MUST(!ibv_destroy_comp_channel(channel));
+}
+
+static void asynchronous_events(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq_attr attr = { .srq_limit = 2 };
+	struct ibv_sge sge = { (uintptr_t)memory + SIZE, SIZE, mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 5, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct pollfd fd = { .fd = context->async_fd, .events = POLLIN };
+	struct ibv_srq *srq = ibv_create_srq(pd, &init);
+	struct ibv_async_event event;
+
+	MUST(srq);
+	set_up(srq);
+	MUST(ibv_destroy_srq(srq) == EBUSY);
+	MUST(ibv_post_recv(qp[1], &wr, &bad) == EINVAL && bad == &wr);
+	MUST(!ibv_post_srq_recv(srq, &wr, &bad) && !ibv_post_srq_recv(srq, &wr, &bad));
+	MUST(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT));
+	MUST(poll(&fd, 1, 0) == 0);
+	ibv_wr_start(ex);
+	begin(18, IBV_SEND_SIGNALED);
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data(ex, "s", 1);
+	MUST(!ibv_wr_complete(ex));
+	received(5);
+	sent(18, IBV_WC_SEND);
+	MUST(poll(&fd, 1, GIVE_UP_MS) == 1);
+	MUST(!ibv_get_async_event(context, &event));
+	MUST(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
+	MUST(!ibv_query_srq(srq, &attr) && attr.srq_limit == 0);
+	tear_down();
+	destruction_waits(destroy_srq, srq, acknowledge_async, &event);
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	MUST(list && list[0]);
+	context = ibv_open_device(list[0]);
+	MUST(context);
+	ibv_free_device_list(list);
+	pd = ibv_alloc_pd(context);
+	MUST(pd);
+	mr = ibv_reg_mr(pd, memory, sizeof memory,
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+	MUST(mr);
+	set_up(NULL);
+	batches();
+	all_or_nothing();
+	lists();
+	completion_events();
+	asynchronous_events();
+	MUST(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+	puts("good");
+	return 0;
+}
