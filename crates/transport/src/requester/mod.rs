@@ -106,9 +106,9 @@ impl Requester {
         self.timers.next()
     }
 
-    /// Nothing that was started is incomplete.
+    /// Nothing that was started is incomplete. A request whose start failed still has to end in error.
     pub(crate) fn is_drained(&self) -> bool {
-        self.queue.front().is_none_or(|wqe| !wqe.started)
+        self.queue.front().is_none_or(|wqe| !wqe.started && wqe.failed.is_none())
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {

@@ -203,6 +203,21 @@ fn sqd_waits_through_a_retransmission() {
 }
 
 #[test]
+fn sqd_is_not_drained_while_a_request_waits_to_end_in_error() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut bad = pair.a.region.sge(0, 8);
+    bad.lkey += 1;
+    pair.post(1, pair.write_op(0), 0, 8);
+    pair.post_wr(Who::A, wr(2, pair.write_op(0), &[bad]));
+    pair.drain();
+    drain(&mut pair, true);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK), (2, WcStatus::LocProtErr)]);
+    assert!(pair.a.host.events.is_empty(), "an error ended it, not draining");
+    assert_eq!(pair.a.qp.state(), QpState::Err);
+}
+
+#[test]
 fn sqd_of_an_idle_queue_is_drained_at_once() {
     for qp_type in TYPES {
         let mut pair = Pair::new(qp_type);
