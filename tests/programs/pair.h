@@ -441,6 +441,17 @@ __attribute__((unused)) static struct address connect_with(struct node *node, st
 	return theirs;
 }
 
+/* Destroys what a simple program has, and closes the device: Ferroce then writes down what it counted (FERROCE_COUNTERS). */
+__attribute__((unused)) static void close_all(struct node *node, struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_mr **mrs, int count)
+{
+	CHECK(ibv_destroy_qp(qp) == 0, "ibv_destroy_qp failed");
+	CHECK(ibv_destroy_cq(cq) == 0, "ibv_destroy_cq failed");
+	for (int i = 0; i < count; i++)
+		CHECK(ibv_dereg_mr(mrs[i]) == 0, "ibv_dereg_mr failed");
+	CHECK(ibv_dealloc_pd(node->pd) == 0, "ibv_dealloc_pd failed");
+	CHECK(ibv_close_device(node->context) == 0, "ibv_close_device failed");
+}
+
 __attribute__((unused)) static struct ibv_qp *qp_make(struct node *node, struct ibv_cq *send_cq, struct ibv_cq *recv_cq, struct ibv_srq *srq, uint32_t depth)
 {
 	struct ibv_qp_init_attr init = {

@@ -25,6 +25,7 @@ int main(int argc, char **argv)
 		while (*stop == 0)
 			++*word;
 		barrier(1);
+		close_all(&node, qp, cq, &mr, 1);
 		ok("counted to %" PRIu64, *word);
 		return 0;
 	}
@@ -45,6 +46,7 @@ int main(int argc, char **argv)
 	enum ibv_wc_status status = do_one(qp, IBV_WR_RDMA_WRITE, (void *)stop, mr->lkey, 8, peer.addr + STOP, peer.rkey);
 	CHECK(status == IBV_WC_SUCCESS, "the last WRITE: %s", ibv_wc_status_str(status));
 	barrier(1);
+	close_all(&node, qp, cq, &mr, 1);
 	ok("%" PRIu64 " READs, the word moved between %" PRIu64 " of them, last %" PRIu64, count, moved, last);
 	return 0;
 }

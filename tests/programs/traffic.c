@@ -162,6 +162,8 @@ static void for_a_while(char **argv)
 		end_child(child);
 	CHECK(!mode("setuid") || changed, "there was no time to change the user");
 	barrier(5);
+	struct ibv_mr *mrs[] = {local_mr, target_mr};
+	close_all(&node, qp, cq, mrs, 2);
 	ok("%" PRIu64 " rounds, %u children", rounds, children);
 }
 

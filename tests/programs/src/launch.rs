@@ -5,6 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
@@ -80,6 +81,12 @@ impl Launcher {
     /// Folder of the output of programs.
     pub fn output(&self) -> PathBuf {
         self.dir.path().join("out")
+    }
+
+    /// A file that does not exist yet and that programs may write.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        self.dir.path().join(format!("home/{name}-{}", NUMBER.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// The user that programs run as; not the harness's own if that is root.

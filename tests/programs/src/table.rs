@@ -105,12 +105,13 @@ const fn pingpong_all(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Pingpong, Where::All, 60)
 }
 
+/// perftest gives up by itself when nothing comes for 120 s, with a message that says more than ours.
 const fn bw(program: &'static str, options: &'static str) -> Row {
-    row(program, options, Kind::Bandwidth, Where::Whole, 120)
+    row(program, options, Kind::Bandwidth, Where::Whole, 150)
 }
 
 const fn bw_all(program: &'static str, options: &'static str) -> Row {
-    row(program, options, Kind::Bandwidth, Where::All, 120)
+    row(program, options, Kind::Bandwidth, Where::All, 150)
 }
 
 /// All sizes to 8 MiB with perftest's own number of iterations: some 80 GB.
@@ -119,11 +120,11 @@ const fn bw_long(program: &'static str, options: &'static str, place: &'static s
 }
 
 const fn lat(program: &'static str, options: &'static str) -> Row {
-    row(program, options, Kind::Latency, Where::Whole, 120)
+    row(program, options, Kind::Latency, Where::Whole, 150)
 }
 
 const fn lat_all(program: &'static str, options: &'static str) -> Row {
-    row(program, options, Kind::Latency, Where::All, 120)
+    row(program, options, Kind::Latency, Where::All, 150)
 }
 
 const fn four(row: Row) -> Row {

@@ -7,6 +7,7 @@ mod death;
 mod pairs;
 mod wrong;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::time::Duration;
 
@@ -111,11 +112,12 @@ impl World<'_> {
     /// Starts a server and, once it listens, its client; both with `-p PORT`, and `-g` with the GID index.
     fn start_pair(&self, program: &str, server: &[&str], client: &[&str]) -> Result<(Running, Running), Failure> {
         let identity = Identity::Ordinary;
-        self.start_pair_as(program, (identity, server), (identity, client))
+        self.start_pair_as(&[], program, (identity, server), (identity, client))
     }
 
     fn start_pair_as(
         &self,
+        env: &[(&str, &str)],
         program: &str,
         (server_identity, server): (Identity, &[&str]),
         (client_identity, client): (Identity, &[&str]),
@@ -126,10 +128,10 @@ impl World<'_> {
         let server_gid = wire.server.gid_index(self.launcher)?.to_string();
         let client_gid = wire.client.gid_index(self.launcher)?.to_string();
         let args = [&["-p", &port_text, "-g", &server_gid], server].concat();
-        let mut server = self.start("server", &wire.server, server_identity, &[], program, &args)?;
+        let mut server = self.start("server", &wire.server, server_identity, env, program, &args)?;
         server.wait_listening(port, crate::line::UNTIL_LISTENING)?;
         let args = [&["-p", &port_text, "-g", &client_gid], client, &[wire.server.address]].concat();
-        let client = self.start("client", &wire.client, client_identity, &[], program, &args)?;
+        let client = self.start("client", &wire.client, client_identity, env, program, &args)?;
         Ok((server, client))
     }
 
@@ -137,6 +139,28 @@ impl World<'_> {
     fn pair(&self, program: &str, args: &[&str], limit: Duration) -> Result<(), Failure> {
         let (server, client) = self.start_pair(program, args, args)?;
         all_ok(&wait_all(vec![server, client], limit)?)
+    }
+
+    /// Runs pairs at the same time and gives what all their processes counted, added up.
+    fn counted(&self, pairs: u32, program: &str, args: &[&str], limit: Duration) -> Result<Counters, Failure> {
+        let file = self.launcher.scratch("counters");
+        let env = [("FERROCE_COUNTERS", file.to_str().expect("temporary folders have plain names"))];
+        let mut running = Vec::new();
+        for _ in 0..pairs {
+            let end = (Identity::Ordinary, args);
+            let (server, client) = self.start_pair_as(&env, program, end, end)?;
+            running.extend([server, client]);
+        }
+        let finished = wait_all(running, limit)?;
+        all_ok(&finished)?;
+        let text = std::fs::read_to_string(&file)
+            .map_err(|e| Failure::new(format!("{program} left no counters ({e}): did it close the device?")))?;
+        let counters = Counters::parse(&text);
+        if counters.processes != finished.len() {
+            let (some, all) = (counters.processes, finished.len());
+            return Err(Failure::new(format!("{some} processes of {all} left counters")));
+        }
+        Ok(counters)
     }
 
     /// Runs a program of this folder as one process that judges itself; gives what it printed.
@@ -159,6 +183,44 @@ impl World<'_> {
     }
 }
 
+/// What processes counted.
+#[derive(Debug)]
+struct Counters {
+    processes: usize,
+    values: BTreeMap<String, u64>,
+}
+
+impl Counters {
+    /// Reads lines of process id, name and value; adds the values of the same name.
+    fn parse(text: &str) -> Counters {
+        let mut pids = BTreeSet::new();
+        let mut values = BTreeMap::new();
+        for line in text.lines() {
+            let mut fields = line.split('\t');
+            let (Some(pid), Some(name), Some(value)) = (fields.next(), fields.next(), fields.next()) else { continue };
+            pids.insert(pid);
+            *values.entry(name.to_owned()).or_default() += value.parse().unwrap_or(0);
+        }
+        Counters { processes: pids.len(), values }
+    }
+
+    /// An error unless all these counters exist and are 0, while packets were counted at all.
+    fn check_zero(&self, names: &[&str]) -> Result<(), Failure> {
+        if self.values.get("rx_packets").is_none_or(|&packets| packets == 0) {
+            return Err(Failure::new("no packets were counted").with(self.report()));
+        }
+        match names.iter().find(|name| self.values.get(**name).is_none_or(|&value| value != 0)) {
+            None => Ok(()),
+            Some(name) => Err(Failure::new(format!("{name} is not 0")).with(self.report())),
+        }
+    }
+
+    fn report(&self) -> String {
+        let shown = self.values.iter().filter(|(_, value)| **value != 0);
+        shown.map(|(name, value)| format!("{name} {value}\n")).collect()
+    }
+}
+
 /// An error unless each program ended with `ok` and wrote nothing to stderr.
 fn all_ok(finished: &[Finished]) -> Result<(), Failure> {
     finished.iter().try_for_each(|program| {
@@ -171,5 +233,20 @@ fn check_ok(program: &Finished) -> Result<(), Failure> {
     match program.stdout.lines().last() {
         Some(line) if line == "ok" || line.starts_with("ok ") => Ok(()),
         _ => Err(Failure::new(format!("{} did not end with `ok`", program.name)).with(program.report())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_processes_are_added() {
+        let counters = Counters::parse("1\trx_packets\t5\n1\ttimeout\t0\n2\trx_packets\t7\n2\ttimeout\t1\n");
+        assert_eq!((counters.processes, counters.values["rx_packets"]), (2, 12));
+        let failure = counters.check_zero(&["timeout"]).expect_err("is 1");
+        assert!(failure.to_string().contains("timeout is not 0\nrx_packets 12\ntimeout 1"), "{failure}");
+        counters.check_zero(&["no_such_counter"]).expect_err("a misspelt name must not pass");
+        Counters::parse("1\ttimeout\t0\n").check_zero(&["timeout"]).expect_err("nothing was counted");
     }
 }

@@ -16,9 +16,10 @@ pub(super) fn target_sleeps(world: &World<'_>) -> Result<(), Failure> {
     world.pair("sleeper", &["-n", "3000"], 3 * MINUTE)
 }
 
-/// A word that its owner increments is READ a million times.
+/// A word that its owner increments is READ a million times, and no frame is lost by it.
 pub(super) fn word_ticks(world: &World<'_>) -> Result<(), Failure> {
-    world.pair("ticker", &["-n", "1000000"], 20 * MINUTE)
+    let counters = world.counted(1, "ticker", &["-n", "1000000"], 20 * MINUTE)?;
+    counters.check_zero(&["rx_icrc_errors", "rx_drop_full", "tx_drop_full"])
 }
 
 /// Whoever polls the last byte of a WRITE sees no older bytes before it.
@@ -51,14 +52,10 @@ pub(super) fn statuses(world: &World<'_>) -> Result<(), Failure> {
     world.pair("status", &[], 3 * MINUTE)
 }
 
-/// Four processes with four others at the same time, all bytes checked.
+/// Four processes with four others at the same time, all bytes checked, without a retransmission.
 pub(super) fn four_with_four(world: &World<'_>) -> Result<(), Failure> {
-    let mut running = Vec::new();
-    for _ in 0..4 {
-        let (server, client) = world.start_pair("traffic", &["-D", "10"], &["-D", "10"])?;
-        running.extend([server, client]);
-    }
-    all_ok(&wait_all(running, 2 * MINUTE)?)
+    let counters = world.counted(4, "traffic", &["-D", "10"], 2 * MINUTE)?;
+    counters.check_zero(&["packets_retransmitted", "rx_icrc_errors", "rx_drop_full", "tx_drop_full"])
 }
 
 /// Both ends fork under traffic; the children open the device anew.
@@ -79,7 +76,7 @@ pub(super) fn setuid(world: &World<'_>) -> Result<(), Failure> {
     let uid = world.launcher.uid().to_string();
     let server = ["--mode", "setuid", "-n", &uid, "-D", "4"];
     let (server, client) =
-        world.start_pair_as("traffic", (Identity::Root, &server), (Identity::Ordinary, &["-D", "4"]))?;
+        world.start_pair_as(&[], "traffic", (Identity::Root, &server), (Identity::Ordinary, &["-D", "4"]))?;
     all_ok(&wait_all(vec![server, client], 2 * MINUTE)?)
 }
 
