@@ -8,6 +8,7 @@
 
 mod display;
 mod emit;
+mod flow;
 mod headers;
 pub mod icrc;
 mod net;
@@ -15,6 +16,7 @@ mod opcode;
 mod parse;
 mod psn;
 
+pub use flow::*;
 pub use headers::*;
 pub use net::*;
 pub use opcode::*;

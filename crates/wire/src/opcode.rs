@@ -42,6 +42,7 @@ opcodes! {
     XRC_READ_RESPONSE_LAST = 0xaf; XRC_READ_RESPONSE_ONLY = 0xb0;
     XRC_ACKNOWLEDGE = 0xb1; XRC_ATOMIC_ACKNOWLEDGE = 0xb2; XRC_COMPARE_SWAP = 0xb3; XRC_FETCH_ADD = 0xb4;
     XRC_SEND_LAST_INV = 0xb6; XRC_SEND_ONLY_INV = 0xb7; XRC_FLUSH = 0xbc; XRC_ATOMIC_WRITE = 0xbd;
+    FERROCE_FLOW = 0xc0;
 }
 
 /// Transport class: the top three bits of an opcode.
@@ -162,7 +163,8 @@ impl Opcode {
         }
     }
 
-    /// What the opcode implies, or `None` if it is unknown, or of the RD class, which RoCE ends do not speak.
+    /// What the opcode implies, or `None` if it is unknown, or of the RD class, which RoCE ends do not speak, or left to
+    /// manufacturers (ours, [`FERROCE_FLOW`](Opcode::FERROCE_FLOW), is told from others' by what follows: [`Flow`](crate::Flow)).
     pub const fn layout(self) -> Option<Layout> {
         LAYOUTS[self.0 as usize]
     }
