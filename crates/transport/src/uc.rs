@@ -133,7 +133,8 @@ impl UcReceiver {
                 .resolve_remote(conn.init.pd, rkey, va.wrapping_add(u64::from(done)), size, Access::REMOTE_WRITE)
                 .and_then(|span| host.store(span, packet.payload, part.ends()));
             if stored.is_err() {
-                self.spare = immediate;
+                // Without an immediate, one that waits already must not be lost.
+                self.spare = immediate.or(self.spare.take());
                 host.drop_packet(Drop::Access);
                 return Ok(());
             }

@@ -88,6 +88,20 @@ fn refused_writes_are_dropped_silently() {
 }
 
 #[test]
+fn a_receive_kept_from_a_broken_message_survives_a_write_into_memory_that_is_gone() {
+    let mut pair = Pair::new(QpType::Uc);
+    let gone = pair.b.host.memory.register(7, 100, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    pair.b.host.memory.unmap(gone);
+    pair.b.post_recvs(100, 1, 0, 3000);
+    pair.drop_nth(Who::A, &[1]);
+    pair.post(1, SendOp::Send, 0, 2000);
+    pair.post(2, super::write_to(gone, 0), 0, 8);
+    pair.post(3, SendOp::Send, 0, 8);
+    pair.run();
+    assert_eq!(ends(&pair.b.host.received), [(100, OK)]);
+}
+
+#[test]
 fn write_without_the_right_of_the_queue_pair() {
     let attr = QpAttr { access: Access::empty(), ..Setup::new(QpType::Uc).attr };
     let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Uc) });
