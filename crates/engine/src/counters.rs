@@ -57,6 +57,9 @@ mod counts {
         DuplicateRequest => "duplicate_request",
         Timeout => "timeout",
         PacketsRetransmitted => "packets_retransmitted",
+        FlowQuestionSent => "flow_question_sent",
+        FlowAnswerSent => "flow_answer_sent",
+        FlowAnswerReceived => "flow_answer_received",
     ]);
     pub(super) const COUNT: usize = NAMES.len();
     pub(super) fn names() -> &'static [&'static str] {

@@ -64,7 +64,7 @@ pub enum Drop {
     MessageBroken,
     Version,
     Access,
-    /// More READs or atomics at once than can be kept: lost, as it were; the requester asks again.
+    /// More READs or atomics, or senders to answer, at once than can be kept: lost, as it were; the other end asks again.
     Overload,
 }
 
@@ -83,6 +83,10 @@ pub enum Count {
     DuplicateRequest,
     Timeout,
     PacketsRetransmitted,
+    /// Questions between Ferroce ends on UC and UD by a packet of our own; AckReq on data is not counted.
+    FlowQuestionSent,
+    FlowAnswerSent,
+    FlowAnswerReceived,
 }
 
 /// Which congestion window is meant.
@@ -143,6 +147,22 @@ pub trait Host: Memory {
     fn window_take(&mut self, window: Window, bytes: u32);
     /// Gives bytes back.
     fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal);
+
+    /// As [`window`](Host::window) for requests, where one queue pair sends to many: the window towards the lane of queue pair `qpn`
+    /// behind `path` (UC and UD). The host waits for room in it all the same. A host without such windows leaves the three as they
+    /// are.
+    fn window_towards(&mut self, path: &PathAddr, qpn: u32) -> u32 {
+        let _ = (path, qpn);
+        u32::MAX
+    }
+    /// As [`window_take`](Host::window_take).
+    fn window_take_towards(&mut self, path: &PathAddr, qpn: u32, bytes: u32) {
+        let _ = (path, qpn, bytes);
+    }
+    /// As [`window_return`](Host::window_return).
+    fn window_return_towards(&mut self, path: &PathAddr, qpn: u32, bytes: u32, signal: WindowSignal) {
+        let _ = (path, qpn, bytes, signal);
+    }
 }
 
 /// Where a train's payload comes from.

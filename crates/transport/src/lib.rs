@@ -9,6 +9,7 @@
 //! | `requester` | RC: requests out, answers in, what is sent again |
 //! | `responder` | RC: requests in, answers out |
 //! | `send_once`, `uc`, `ud` | the sender of UC and UD, and their receivers |
+//! | `flow` | UC and UD between two Ferroce ends: who sends waits for the receive buffer of the other |
 //! | `wqe`, `receive` | a send request and its packets; a receive request that is being filled |
 //! | `recovery`, `timer`, [`cc`] | when to send again and when to give up; timers; windows |
 //!
@@ -37,6 +38,7 @@ pub mod host;
 pub mod verbs;
 
 mod decode;
+mod flow;
 mod qp;
 mod qp_state;
 mod receive;

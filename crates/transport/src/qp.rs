@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
-use ferroce_wire::Opcode;
+use ferroce_wire::{Flow, FlowKind, Opcode};
 
 use crate::decode::{CLASS_MASK, CLASS_RC, CLASS_UC, CLASS_UD};
+use crate::flow::{Answers, Key};
 use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
 use crate::qp_state::{self, ModifyError};
 use crate::receive;
@@ -220,6 +221,12 @@ impl Qp {
             host.drop_packet(reason);
             return;
         }
+        if packet.headers.bth.opcode == Opcode::FERROCE_FLOW {
+            if let Err(reason) = self.handle_flow(now, packet, host) {
+                host.drop_packet(reason);
+            }
+            return;
+        }
         let conn = conn!(self);
         let outcome = match &mut self.machines {
             Machines::Rc { requester, .. } if packet.headers.bth.opcode.is_response() => {
@@ -258,11 +265,35 @@ impl Qp {
             QpType::Uc => CLASS_UC,
             QpType::Ud => CLASS_UD,
         };
-        if bth.opcode.0 & CLASS_MASK != class {
+        let flow = bth.opcode == Opcode::FERROCE_FLOW && self.init.qp_type != QpType::Rc;
+        if bth.opcode.0 & CLASS_MASK != class && !flow {
             return Err(Drop::WrongTransport);
         }
         if self.init.qp_type != QpType::Ud && !self.is_peer(packet.net.src) {
             return Err(Drop::WrongSource);
+        }
+        Ok(())
+    }
+
+    /// A packet of the flow control between Ferroce ends (UC, UD).
+    fn handle_flow(&mut self, now: Nanos, packet: &Packet<'_>, host: &mut impl Host) -> Result<(), Drop> {
+        let flow = Flow::parse(packet.payload).ok_or(Drop::BadOpcode)?;
+        let (conn, psn) = (conn!(self), packet.headers.bth.psn);
+        if self.init.qp_type == QpType::Uc && flow.src_qp != self.attr.dest_qpn {
+            return Err(Drop::WrongSource);
+        }
+        match (flow.kind, &mut self.machines) {
+            (FlowKind::Question, Machines::Uc { receiver, .. }) => receiver.asked(conn, packet, host),
+            (FlowKind::Question, Machines::Ud { receiver, .. }) => {
+                if flow.qkey != self.attr.qkey {
+                    return Err(Drop::QKey);
+                }
+                receiver.answers.asked(conn, packet.net, flow.src_qp, psn, false, host);
+            }
+            (FlowKind::Answer { missing }, Machines::Uc { sender, .. } | Machines::Ud { sender, .. }) => {
+                return sender.answered(now, Key::new(packet.net.src, flow.src_qp), psn, missing, host);
+            }
+            (_, Machines::Rc { .. }) => return Err(Drop::WrongTransport),
         }
         Ok(())
     }
@@ -273,9 +304,12 @@ impl Qp {
 
     /// The time that [`next_timeout`](Qp::next_timeout) named has come (or not: then nothing happens).
     pub fn handle_timeout(&mut self, now: Nanos, host: &mut impl Host) {
-        if let Machines::Rc { requester, .. } = &mut self.machines {
-            let outcome = requester.handle_timeout(now, conn!(self), host);
-            self.settle(outcome, host);
+        match &mut self.machines {
+            Machines::Rc { requester, .. } => {
+                let outcome = requester.handle_timeout(now, conn!(self), host);
+                self.settle(outcome, host);
+            }
+            Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.handle_timeout(now, host),
         }
     }
 
@@ -311,7 +345,12 @@ impl Qp {
                     *responder_turn = !*responder_turn;
                     poll_rc(now, requester, responder, *responder_turn, conn, host, &mut out)
                 }
-                Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.poll_transmit(conn, host, &mut out),
+                Machines::Uc { sender, receiver } => {
+                    poll_once(now, sender, &mut receiver.answers, conn, host, &mut out)
+                }
+                Machines::Ud { sender, receiver } => {
+                    poll_once(now, sender, &mut receiver.answers, conn, host, &mut out)
+                }
             };
             // If a machine stopped, the other may still have something to say.
             let again = polled.is_err();
@@ -326,16 +365,19 @@ impl Qp {
     pub fn next_timeout(&self) -> Option<Nanos> {
         match &self.machines {
             Machines::Rc { requester, .. } => requester.next_timeout(),
-            Machines::Uc { .. } | Machines::Ud { .. } => None,
+            Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.next_timeout(),
         }
     }
 
     /// Panics if the queue pair's own state contradicts itself.
     #[cfg(any(test, feature = "testing"))]
     pub fn assert_invariants(&self) {
-        if let Machines::Rc { requester, responder, .. } = &self.machines {
-            requester.assert_invariants();
-            responder.assert_invariants(&self.attr);
+        match &self.machines {
+            Machines::Rc { requester, responder, .. } => {
+                requester.assert_invariants();
+                responder.assert_invariants(&self.attr);
+            }
+            Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.assert_invariants(),
         }
     }
 
@@ -440,6 +482,19 @@ fn poll_rc(
         responder.poll_transmit(conn, host, out)?;
     }
     Ok(())
+}
+
+/// UC and UD: answers first; they are few and small.
+fn poll_once(
+    now: Nanos,
+    sender: &mut SendOnce,
+    answers: &mut Answers,
+    conn: Conn<'_>,
+    host: &mut impl Host,
+    out: &mut Option<Train>,
+) -> Outcome {
+    answers.poll_transmit(conn, host, out);
+    if out.is_some() { Ok(()) } else { sender.poll_transmit(now, conn, host, out) }
 }
 
 /// The first packet in RTR tells that the peer is there (IBA 11.6.3.1).

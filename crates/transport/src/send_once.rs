@@ -6,8 +6,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::decode::CLASS_UC;
-use crate::host::{Host, MemoryError, Payload, Side, Train};
+use crate::flow::{Flows, Key, Size, To};
+use crate::host::{Drop, Host, MemoryError, Payload, Side, Train};
 use crate::qp::{Conn, Outcome, Upset};
+use crate::timer::Nanos;
 use crate::verbs::{QpState, QpType, SendFlags, SendOp, SendWr, UdDest, WcStatus};
 use crate::wqe::{Failure, Route, Wqe, message_train, pad, train_packets_max, vendor};
 
@@ -23,11 +25,12 @@ pub(crate) struct SendOnce {
     psn: Psn,
     /// The last packet of the front request was handed out: it is complete when the host comes again, having sent it.
     handed_out: bool,
+    flows: Flows,
 }
 
 impl SendOnce {
     pub(crate) fn new() -> SendOnce {
-        SendOnce { queue: VecDeque::new(), packet: 0, psn: Psn::new(0), handed_out: false }
+        SendOnce { queue: VecDeque::new(), packet: 0, psn: Psn::new(0), handed_out: false, flows: Flows::default() }
     }
 
     /// Sets the first PSN: the queue pair goes to RTS.
@@ -50,9 +53,19 @@ impl SendOnce {
     }
 
     /// Puts the next train into `out`.
-    pub(crate) fn poll_transmit(&mut self, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) -> Outcome {
+    pub(crate) fn poll_transmit(
+        &mut self,
+        now: Nanos,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Outcome {
         if std::mem::take(&mut self.handed_out) {
             self.complete_front(None, conn, host);
+        }
+        self.flows.poll_transmit(conn.init.qpn, host, out);
+        if out.is_some() {
+            return Ok(());
         }
         loop {
             let Some(wqe) = self.queue.front_mut() else { return Ok(()) };
@@ -68,7 +81,7 @@ impl SendOnce {
                 self.complete_front(None, conn, host);
                 continue;
             }
-            return match self.train(conn, host, out) {
+            return match self.train(now, conn, host, out) {
                 Ok(packets) => {
                     self.psn = self.psn.add(packets);
                     self.packet += packets;
@@ -80,21 +93,56 @@ impl SendOnce {
         }
     }
 
-    /// Builds the next train and tells its packets.
-    fn train(&self, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) -> Result<u32, MemoryError> {
+    /// Builds the next train, if the window lets one go, and tells its packets.
+    fn train(
+        &mut self,
+        now: Nanos,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Result<u32, MemoryError> {
         let wqe = &self.queue[0];
         let mtu = conn.attr.path_mtu;
-        let packets = (wqe.packets - self.packet).min(train_packets_max(mtu));
-        let len = (wqe.len() - self.packet * mtu).min(packets * mtu);
-        let payload = wqe.source(conn.init.pd, self.packet * mtu, len, host)?;
-        *out = Some(match &wqe.ud {
+        let wanted = (wqe.packets - self.packet).min(train_packets_max(mtu));
+        let rest = wqe.len() - self.packet * mtu;
+        let (packets, ask) = match destination(wqe.ud.as_ref(), conn) {
+            Some(to) => self.flows.depart(now, to, self.psn, Size { packets: wanted, rest, mtu }, host),
+            None => (wanted, false),
+        };
+        if packets == 0 {
+            return Ok(0);
+        }
+        let payload = wqe.source(conn.init.pd, self.packet * mtu, rest.min(packets * mtu), host)?;
+        let mut train = match &wqe.ud {
             Some(dest) => datagram(wqe, dest, self.psn, payload, conn),
             None => {
                 let route = Route { class: CLASS_UC, dest_qpn: conn.attr.dest_qpn, mtu };
                 message_train(wqe, route, self.packet, packets, self.psn, payload)
             }
-        });
+        };
+        train.tail.as_mut().unwrap_or(&mut train.head).bth.ack_req = ask;
+        *out = Some(train);
         Ok(packets)
+    }
+
+    /// The other end says that it took everything up to `psn` from its receive buffer.
+    pub(crate) fn answered(
+        &mut self,
+        now: Nanos,
+        from: Key,
+        psn: Psn,
+        missing: bool,
+        host: &mut impl Host,
+    ) -> Result<(), Drop> {
+        self.flows.answered(now, from, psn, missing, host)
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        self.flows.next_timeout()
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Nanos, host: &mut impl Host) {
+        self.flows.handle_timeout(now, host);
     }
 
     /// The memory of a train was gone when the link read it. What was completed meanwhile stays so: the program may change the
@@ -106,6 +154,10 @@ impl SendOnce {
         conn: Conn<'_>,
         host: &mut impl Host,
     ) -> Outcome {
+        let last = train.head.bth.psn.add(train.packets - 1);
+        if let Some(path) = train.path.as_ref().or(conn.attr.path.as_ref()) {
+            self.flows.unsent(To { path, qpn: train.head.bth.dest_qp, qkey: 0 }, last, host);
+        }
         let first = self.psn.sub(self.packet);
         let index = train.head.bth.psn.diff(first);
         if index < 0 || index as u32 >= self.packet {
@@ -135,6 +187,7 @@ impl SendOnce {
             wqe.flush(conn.init.qpn, conn.attr.dest_qpn, host);
         }
         self.packet = 0;
+        self.flows.release(host);
     }
 
     /// Forgets everything without a completion; gives the slots back.
@@ -142,8 +195,27 @@ impl SendOnce {
         if !self.queue.is_empty() {
             host.release_send(self.queue.len() as u32);
         }
+        self.flows.release(host);
         *self = SendOnce::new();
     }
+
+    /// What holds between inputs, whatever comes.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn assert_invariants(&self) {
+        self.flows.assert_invariants();
+    }
+}
+
+/// Where a request goes, if the queue pair has a path.
+fn destination<'a>(ud: Option<&'a UdDest>, conn: Conn<'a>) -> Option<To<'a>> {
+    match ud {
+        Some(dest) => Some(To { path: &dest.path, qpn: dest.qpn, qkey: wire_qkey(dest, conn) }),
+        None => conn.attr.path.as_ref().map(|path| To { path, qpn: conn.attr.dest_qpn, qkey: 0 }),
+    }
+}
+
+fn wire_qkey(dest: &UdDest, conn: Conn<'_>) -> u32 {
+    if dest.qkey & QKEY_OF_QP != 0 { conn.attr.qkey } else { dest.qkey }
 }
 
 /// The request's turn came: checks what can be checked before anything goes out.
@@ -183,8 +255,7 @@ fn datagram(wqe: &Wqe, dest: &UdDest, psn: Psn, payload: Payload, conn: Conn<'_>
     let mut head = Headers::new(Bth::new(opcode, dest.qpn, psn));
     head.bth.pad = pad(wqe.len());
     head.bth.solicited = wqe.flags.contains(SendFlags::SOLICITED);
-    let qkey = if dest.qkey & QKEY_OF_QP != 0 { conn.attr.qkey } else { dest.qkey };
-    head.deth = Some(Deth { qkey, src_qp: conn.init.qpn });
+    head.deth = Some(Deth { qkey: wire_qkey(dest, conn), src_qp: conn.init.qpn });
     head.imm = imm;
     Train {
         head,

@@ -1,8 +1,9 @@
-//! The receiver of UC (IBA 9.8.2): messages arrive whole or not at all, and nothing is ever answered.
+//! The receiver of UC (IBA 9.8.2): messages arrive whole or not at all, and nothing is ever acknowledged.
 
 use ferroce_wire::Psn;
 
 use crate::decode::{Part, Request, length_fits, request};
+use crate::flow::Answers;
 use crate::host::{Drop, Host, Packet};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::receive::{self, Extras, Receive};
@@ -23,11 +24,20 @@ pub(crate) struct UcReceiver {
     message: Message,
     /// The receive request of a message that was broken off; the next message gets it.
     spare: Option<RecvWr>,
+    /// Packets were missing since the last answer.
+    missing: bool,
+    pub(crate) answers: Answers,
 }
 
 impl UcReceiver {
     pub(crate) fn new() -> UcReceiver {
-        UcReceiver { expected: Psn::new(0), message: Message::None, spare: None }
+        UcReceiver {
+            expected: Psn::new(0),
+            message: Message::None,
+            spare: None,
+            missing: false,
+            answers: Answers::default(),
+        }
     }
 
     /// Sets the first PSN: the queue pair goes to RTR.
@@ -46,6 +56,10 @@ impl UcReceiver {
             host.drop_packet(Drop::BadOpcode);
             return Ok(());
         };
+        self.missing |= bth.psn != self.expected;
+        if bth.ack_req {
+            self.asked(conn, packet, host);
+        }
         // A gap breaks the message that was arriving; so does the start of another (IBA 9.8.2.2.1).
         if bth.psn != self.expected || part.starts() {
             self.abandon();
@@ -70,6 +84,12 @@ impl UcReceiver {
             Request::Send(_) => self.send(part, conn, packet, host),
             _ => self.write(part, conn, packet, host),
         }
+    }
+
+    /// The sender asks what was taken from the receive buffer.
+    pub(crate) fn asked(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) {
+        let missing = std::mem::take(&mut self.missing);
+        self.answers.asked(conn, packet.net, conn.attr.dest_qpn, packet.headers.bth.psn, missing, host);
     }
 
     fn send(&mut self, part: Part, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Outcome {
@@ -161,6 +181,7 @@ impl UcReceiver {
 
     /// The queue pair went to ERR.
     pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        self.answers.clear();
         self.abandon();
         if let Some(wr) = self.spare.take() {
             receive::flush(&wr, conn.init, conn.attr.dest_qpn, host);

@@ -2,6 +2,7 @@
 
 use ferroce_wire::Opcode;
 
+use crate::flow::Answers;
 use crate::host::{Drop, Host, Packet};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::receive::{self, Extras, Receive};
@@ -13,6 +14,7 @@ use crate::wqe::Failure;
 pub(crate) struct UdReceiver {
     /// A receive request that was too small for a datagram; it waits for the next one.
     spare: Option<RecvWr>,
+    pub(crate) answers: Answers,
 }
 
 impl UdReceiver {
@@ -25,6 +27,9 @@ impl UdReceiver {
         if deth.qkey != conn.attr.qkey {
             host.drop_packet(Drop::QKey);
             return Ok(());
+        }
+        if headers.bth.ack_req {
+            self.answers.asked(conn, packet.net, deth.src_qp, headers.bth.psn, false, host);
         }
         let Some(wr) = self.spare.take().or_else(|| host.pop_recv()) else {
             host.drop_packet(Drop::NoReceive);
@@ -57,6 +62,7 @@ impl UdReceiver {
 
     /// The queue pair went to ERR.
     pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
+        self.answers.clear();
         if let Some(wr) = self.spare.take() {
             receive::flush(&wr, conn.init, 0, host);
         }

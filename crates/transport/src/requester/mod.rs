@@ -25,7 +25,7 @@ use crate::timer::{Nanos, Timer, TimerTable};
 use crate::verbs::{QpState, SendOp, SendWr};
 use crate::wqe::{Failure, Wqe};
 
-pub(crate) use send::charge;
+pub(crate) use send::{charge, fit};
 
 /// Most PSNs without an answer: half of what PSN comparison can tell apart.
 const IN_FLIGHT_MAX: u32 = 1 << 22;

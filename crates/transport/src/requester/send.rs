@@ -21,6 +21,17 @@ pub(crate) const fn charge(len: u32, packets: u32) -> u32 {
     len + packets * PACKET_OVERHEAD + DATAGRAM_OVERHEAD
 }
 
+/// How many of `wanted` packets of a message that has `rest` bytes to go may leave: all, or what a half-open window lets through, but
+/// no crumbs while an answer is due (`waiting`) that opens it further.
+pub(crate) fn fit(wanted: u32, rest: u32, mtu: u32, available: u32, waiting: bool) -> u32 {
+    let whole = charge(rest.min(wanted * mtu), wanted);
+    if whole <= available {
+        return wanted;
+    }
+    let fitting = available.saturating_sub(charge(0, 0)) / (mtu + charge(0, 1) - charge(0, 0));
+    if waiting && fitting < train_packets_max(mtu) / 2 { 0 } else { fitting.min(wanted) }
+}
+
 /// What came of looking at the request under the cursor.
 enum Step {
     /// Look again: the cursor moved.
@@ -124,7 +135,7 @@ impl Requester {
         let mtu = conn.attr.path_mtu;
         let index = self.cursor.packet;
         let wanted = (wqe.packets - index).min(train_packets_max(mtu));
-        let packets = self.fit(wanted, wqe.len() - index * mtu, mtu, host.window(Window::Requests));
+        let packets = fit(wanted, wqe.len() - index * mtu, mtu, host.window(Window::Requests), self.sent > 0);
         if packets == 0 {
             return Ok(None);
         }
@@ -133,17 +144,6 @@ impl Requester {
         let route = Route { class: CLASS_RC, dest_qpn: conn.attr.dest_qpn, mtu };
         *out = Some(message_train(wqe, route, index, packets, self.next_psn(), payload));
         Ok(Some(Departure { packets, charge: charge(len, packets), window: Window::Requests, read: false }))
-    }
-
-    /// How many of `wanted` packets may go: all, or what a half-open window lets through, but no crumbs while an answer is due that
-    /// opens it further.
-    fn fit(&self, wanted: u32, rest: u32, mtu: u32, available: u32) -> u32 {
-        let whole = charge(rest.min(wanted * mtu), wanted);
-        if whole <= available {
-            return wanted;
-        }
-        let fitting = available.saturating_sub(charge(0, 0)) / (mtu + charge(0, 1) - charge(0, 0));
-        if self.sent > 0 && fitting < train_packets_max(mtu) / 2 { 0 } else { fitting.min(wanted) }
     }
 
     /// A READ request: at most one train of responses, so that the window governs the flow; up to a fixed boundary of the message,

@@ -6,7 +6,7 @@ use std::fmt;
 use super::memory::SimMemory;
 use crate::cc::{Aimd, CongestionControl};
 use crate::host::{AtomicOp, Count, Drop, Host, Memory, MemoryError, Span, Window, WindowSignal};
-use crate::verbs::{Access, Completion, QpEvent, RecvWr, Sge};
+use crate::verbs::{Access, Completion, PathAddr, QpEvent, RecvWr, Sge};
 
 /// The host of one queue pair.
 pub struct SimHost {
@@ -131,5 +131,17 @@ impl Host for SimHost {
 
     fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal) {
         self.windows[window as usize].give_back(bytes, signal);
+    }
+
+    fn window_towards(&mut self, _path: &PathAddr, _qpn: u32) -> u32 {
+        self.window(Window::Requests)
+    }
+
+    fn window_take_towards(&mut self, _path: &PathAddr, _qpn: u32, bytes: u32) {
+        self.window_take(Window::Requests, bytes);
+    }
+
+    fn window_return_towards(&mut self, _path: &PathAddr, _qpn: u32, bytes: u32, signal: WindowSignal) {
+        self.window_return(Window::Requests, bytes, signal);
     }
 }

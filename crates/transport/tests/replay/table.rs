@@ -50,6 +50,8 @@ const UD_TOO_LONG: &str = "rxe: a datagram above the MTU completes with success 
 // Freedom.
 const ATTEMPTS: &str = "free: we send again by measured round trips, so more often until the same time is over";
 const ACK_REQ: &str = "free: we ask for an ACK with the last packet of a train, rxe with every 66th packet";
+const FLOW: &str =
+    "free: AckReq asks for an answer of our flow control every 32 KiB; rxe, which does not look at it on UC, leaves it";
 const EARLY_LENGTH: &str =
     "free: a FIRST whose RETH promises no more than it has is wrong already; rxe waits for the LAST";
 const EARLY_LENGTH_AND_STRAY_PAYLOAD: &str = "the NAKs of the two entries before";
@@ -318,6 +320,7 @@ pub(crate) const KNOWN: &[Known] = &[
         UC_NEXT_LOST,
     ),
     known("uc-loss-write", B, &["pair 0, receive completion of 100: also: RecvRdmaWithImm Success"], UC_NEXT_LOST),
+    known("uc-send-4096", A, &["pair 0, frame 14: AckReq true instead of false"], FLOW),
     known(
         "ud-send",
         A,
