@@ -39,6 +39,16 @@ impl CompChannel {
         self.queue.next()
     }
 
+    /// Would [`CompChannel::next_event`] find an event at once?
+    pub fn is_readable(&self) -> bool {
+        self.queue.is_readable()
+    }
+
+    /// Did the program set `O_NONBLOCK`?
+    pub fn is_nonblocking(&self) -> bool {
+        self.queue.is_nonblocking()
+    }
+
     /// Events of a completion queue that wait to be read.
     pub fn unread(&self, cookie: u64) -> usize {
         self.queue.unread(cookie)

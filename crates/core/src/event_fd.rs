@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{ReadWriteFlags, preadv2};
 
 /// Events of type `E` from sources named by `K`.
@@ -73,6 +74,16 @@ impl<K: Copy + Eq + Hash, E> EventQueue<K, E> {
                 return Ok(event);
             }
         }
+    }
+
+    /// Is there an event to take?
+    pub(crate) fn is_readable(&self) -> bool {
+        !self.state.lock().queued.is_empty()
+    }
+
+    /// Did the program set `O_NONBLOCK`? Only a system call knows.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        fcntl_getfl(&self.tokens).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
     /// Events of `source` that wait to be read.

@@ -1,8 +1,10 @@
 //! The card of a process: its lanes, and the keys that they share.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ferroce_core::{CoreError, KeyTable};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::RwLock;
 
 use crate::lane::Lane;
@@ -39,6 +41,23 @@ impl Card {
     pub fn turn(&self) {
         for lane in self.lanes.read().iter() {
             lane.turn();
+        }
+    }
+
+    /// One turn of every lane by a thread that sleeps until `event` is readable, or until something else happens.
+    ///
+    /// # Errors
+    /// EINTR: a signal handler ran.
+    pub fn attend(&self, event: BorrowedFd<'_>) -> std::io::Result<()> {
+        let lanes = self.lanes();
+        match lanes.as_slice() {
+            [lane] => lane.attend(event),
+            // With several lanes their progress threads do the work.
+            _ => {
+                let mut polled = [PollFd::new(event, PollFlags::POLLIN)];
+                poll(&mut polled, PollTimeout::NONE)?;
+                Ok(())
+            }
         }
     }
 

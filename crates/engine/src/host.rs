@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferroce_core::{AsyncEvent, Cq, KeyTable, mem};
 use ferroce_transport::{
-    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, QpEvent, RecvWr, Sge, Span, Window,
+    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, QpEvent, RecvWr, Sge, Span, WcStatus, Window,
     WindowSignal,
 };
 
@@ -26,6 +26,8 @@ pub(crate) struct QpHost<'a> {
     pub(crate) asked: [Option<WindowId>; 2],
     /// Windows that got room back in this call.
     pub(crate) returned: [Option<WindowId>; 2],
+    /// A receive was completed with success in this call.
+    pub(crate) received: bool,
 }
 
 impl<'a> QpHost<'a> {
@@ -64,6 +66,10 @@ impl Memory for QpHost<'_> {
     }
 
     fn atomic(&mut self, span: Span, op: AtomicOp) -> Result<u64, MemoryError> {
+        // The transport saw the peer's address; where the region's addresses begin otherwise than its memory, this one may differ.
+        if !span.addr.is_multiple_of(8) {
+            return Err(MemoryError::Misaligned);
+        }
         let result = match op {
             AtomicOp::CompareSwap { compare, swap } => mem::compare_swap(span.addr, compare, swap),
             AtomicOp::FetchAdd { add } => mem::fetch_add(span.addr, add),
@@ -91,6 +97,7 @@ impl Host for QpHost<'_> {
     }
 
     fn complete_recv(&mut self, completion: Completion) {
+        self.received |= completion.status == WcStatus::Success;
         self.complete(&self.qp.init.recv_cq, completion);
     }
 

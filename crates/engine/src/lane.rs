@@ -3,9 +3,9 @@
 //! One lock guards everything that a packet can touch. It is never waited for on the data path: who does not get it leaves a
 //! doorbell, and whoever holds it looks at the doorbells again after letting go.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use ferroce_core::{CoreError, KeyTable};
 use ferroce_link::Link;
@@ -19,7 +19,7 @@ use crate::gate::Gate;
 use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
 use crate::relay::Relay;
-use crate::run::{LaneState, Receive};
+use crate::run::{LaneState, Turn};
 
 /// A queue pair number is the lane's number above, the slot below this bit.
 pub const LANE_SHIFT: u32 = 14;
@@ -30,6 +30,18 @@ pub const SLOTS_PER_LANE: u32 = 1 << LANE_SHIFT;
 const POLLS_PER_RELAY: u64 = 64;
 /// "Not asleep" in `sleep_until`, and "no deadline" in `deadline`.
 const NEVER: u64 = u64::MAX;
+
+/// What the progress thread is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Progress {
+    /// Running, or napping for a fraction of a millisecond because the program is active.
+    Awake,
+    /// Asleep until something happens to the lane.
+    OnDuty,
+    /// Asleep until somebody wakes it: an attendant looks after the lane.
+    Relieved,
+}
 
 /// What the running thread needs besides the locked state.
 #[derive(Debug)]
@@ -46,8 +58,12 @@ pub struct Lane {
     state: Gate<LaneState>,
     /// Counts the program's polls, so that the progress thread sees whether it still polls.
     polls: AtomicU64,
-    /// Until when the progress thread sleeps; [`NEVER`] while it is awake.
+    /// Until when the thread that looks after the lane (progress thread or attendant) sleeps; [`NEVER`] while it is awake.
     sleep_until: AtomicU64,
+    /// Program threads that wait for a completion event and look after the lane meanwhile.
+    attendants: AtomicU32,
+    /// What the progress thread is at: a [`Progress`].
+    progress: AtomicU8,
     /// When the lane next needs a turn without a packet.
     deadline: AtomicU64,
     wake: EventFd,
@@ -74,6 +90,8 @@ impl Lane {
             state: Gate::new(LaneState::new(link, relay, seed)),
             polls: AtomicU64::new(0),
             sleep_until: AtomicU64::new(NEVER),
+            attendants: AtomicU32::new(0),
+            progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             sleep_fds,
@@ -95,14 +113,13 @@ impl Lane {
 
     /// What its link counted.
     pub fn link_stats(&self) -> ferroce_link::LinkStats {
-        self.state.lock().link_stats()
+        self.locked(|state| state.link_stats())
     }
 
     /// Ends the progress thread. Queue pairs still open make no more progress.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        // A full counter already wakes the thread.
-        let _ = self.wake.write(1);
+        self.wake_progress();
     }
 
     /// Makes a queue pair in RESET.
@@ -110,70 +127,126 @@ impl Lane {
     /// # Errors
     /// ENOMEM: all numbers of the lane are taken.
     pub fn create_qp(self: &Arc<Self>, init: QueuePairInit) -> Result<Arc<QueuePair>, CoreError> {
-        let mut state = self.state.lock();
-        let slot = state
-            .take_slot()
-            .ok_or_else(|| CoreError::new(libc::ENOMEM, "all queue pair numbers of this process's lane are taken"))?;
-        let qpn = u32::from(self.shared.number) << LANE_SHIFT | u32::from(slot);
-        let qp = Arc::new(QueuePair::new(slot, qpn, init, Arc::clone(self)));
-        state.insert(Arc::clone(&qp));
-        Ok(qp)
+        self.locked(|state| {
+            let slot = state.take_slot().ok_or_else(|| {
+                CoreError::new(libc::ENOMEM, "all queue pair numbers of this process's lane are taken")
+            })?;
+            let qpn = u32::from(self.shared.number) << LANE_SHIFT | u32::from(slot);
+            let qp = Arc::new(QueuePair::new(slot, qpn, init, Arc::clone(self)));
+            state.insert(Arc::clone(&qp));
+            Ok(qp)
+        })
     }
 
     pub(crate) fn destroy(&self, qp: &QueuePair) {
-        let mut state = self.state.lock();
-        state.remove(&self.shared, clock::now(), qp);
-        self.leave(state);
-        self.run_if_free(Receive::Nothing);
+        self.locked(|state| state.remove(&self.shared, clock::now(), qp));
     }
 
     pub(crate) fn modify(&self, qp: &QueuePair, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CoreError> {
-        let mut state = self.state.lock();
-        // Requests posted before this call belong to the old state.
-        state.run(&self.shared, clock::now(), Receive::Nothing, &self.state.take_bells());
-        let result = state.modify(&self.shared, clock::now(), qp, attr, mask);
-        self.leave(state);
-        self.run_if_free(Receive::Nothing);
-        result
+        self.locked(|state| {
+            // Requests posted before this call belong to the old state.
+            state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
+            state.modify(&self.shared, clock::now(), qp, attr, mask)
+        })
     }
 
     pub(crate) fn query(&self, qp: &QueuePair) -> QpAttr {
-        let state = self.state.lock();
-        state.query(qp)
+        self.locked(|state| state.query(qp))
     }
 
     /// Waits until no thread is inside the lane: what was resolved before is no longer in use.
     pub fn quiesce(&self) {
-        drop(self.state.lock());
-        self.run_if_free(Receive::Nothing);
+        self.locked(|_| ());
+    }
+
+    /// Waits for the lock, runs `change`, and answers the doorbells of those who did not wait for it meanwhile.
+    fn locked<R>(&self, change: impl FnOnce(&mut LaneState) -> R) -> R {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        self.leave(state);
+        self.run_if_free(Turn::POST);
+        result
     }
 
     pub(crate) fn ring(&self, qp: &QueuePair) {
         if !qp.bell.swap(true, Ordering::AcqRel) {
             self.state.ring(qp.slot);
         }
-        self.run_if_free(Receive::Nothing);
+        self.run_if_free(Turn::POST);
     }
 
     /// One turn for a polling program: packets, timers, doorbells, transmission. Does nothing if another thread is at it.
     pub fn turn(&self) {
         let polls = self.polls.fetch_add(1, Ordering::Relaxed);
-        self.run_if_free(if polls.is_multiple_of(POLLS_PER_RELAY) { Receive::LinkAndRelay } else { Receive::Link });
+        self.run_if_free(if polls.is_multiple_of(POLLS_PER_RELAY) { Turn::PROGRAM_ALL } else { Turn::PROGRAM });
+    }
+
+    /// For a program thread that waits for a completion event: looks after the lane until `event` becomes readable or something else
+    /// happened. So a packet wakes one thread, not two.
+    ///
+    /// # Errors
+    /// EINTR: a signal handler ran.
+    pub fn attend(&self, event: BorrowedFd<'_>) -> std::io::Result<()> {
+        self.attendants.fetch_add(1, Ordering::SeqCst);
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        if self.progress() == Progress::OnDuty {
+            self.wake_progress();
+        }
+        // Something may have come in since the program last looked.
+        self.run_if_free(Turn::PROGRAM_ALL);
+        let slept = progress::sleep_on(self, Some(event), &mut Vec::new());
+        self.drain_wake();
+        self.run_if_free(Turn::PROGRAM_ALL);
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.attendants.fetch_sub(1, Ordering::SeqCst);
+        if self.progress() == Progress::Relieved {
+            self.wake_progress();
+        }
+        slept
+    }
+
+    pub(crate) fn is_attended(&self) -> bool {
+        self.attendants.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn set_progress(&self, progress: Progress) {
+        self.progress.store(progress as u8, Ordering::SeqCst);
+    }
+
+    fn progress(&self) -> Progress {
+        match self.progress.load(Ordering::SeqCst) {
+            0 => Progress::Awake,
+            1 => Progress::OnDuty,
+            2 => Progress::Relieved,
+            other => unreachable!("progress {other} was never stored"),
+        }
+    }
+
+    fn wake_progress(&self) {
+        // A full counter already wakes the thread.
+        let _ = self.wake.write(1);
+    }
+
+    pub(crate) fn drain_wake(&self) {
+        // The count itself says nothing: an empty eventfd answers EAGAIN.
+        let _ = self.wake.read();
+    }
+
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 
     /// One turn for the progress thread.
     pub(crate) fn turn_blocking(&self) {
-        // The count itself says nothing: an empty eventfd answers EAGAIN.
-        let _ = self.wake.read();
-        self.run_if_free(Receive::LinkAndRelay);
+        self.run_if_free(Turn::PROGRESS);
     }
 
-    fn run_if_free(&self, receive: Receive) {
-        let mut receive = receive;
+    fn run_if_free(&self, turn: Turn) {
+        let mut turn = turn;
         self.state.run_if_free(|mut state| {
-            state.run(&self.shared, clock::now(), receive, &self.state.take_bells());
+            state.run(&self.shared, clock::now(), turn, &self.state.take_bells());
             self.leave(state);
-            receive = Receive::Nothing;
+            turn = Turn::POST;
         });
     }
 
@@ -185,8 +258,7 @@ impl Lane {
         let sleep_until = self.sleep_until.load(Ordering::SeqCst);
         if sleep_until != NEVER && deadline < sleep_until {
             self.sleep_until.store(NEVER, Ordering::SeqCst);
-            // A full counter already wakes the thread.
-            let _ = self.wake.write(1);
+            self.wake_progress();
         }
     }
 
@@ -210,20 +282,9 @@ impl Lane {
         self.sleep_until.store(NEVER, Ordering::SeqCst);
     }
 
-    pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = &dyn SleepFd> {
-        let wake: &dyn SleepFd = &self.wake;
-        self.sleep_fds.iter().map(|fd| fd as &dyn SleepFd).chain(std::iter::once(wake))
-    }
-}
-
-/// A descriptor that the progress thread sleeps on.
-pub(crate) trait SleepFd {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_>;
-}
-
-impl<T: std::os::fd::AsFd> SleepFd for T {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(self)
+    /// What becomes readable when the link or the relay has packets.
+    pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sleep_fds.iter().map(AsFd::as_fd)
     }
 }
 

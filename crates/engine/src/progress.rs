@@ -3,6 +3,7 @@
 //! While the program polls, the program turns the lane and this thread only looks now and then whether it still does. When the
 //! polling stops, the thread sleeps on the lane's sockets and turns the lane itself.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -11,10 +12,13 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::time::TimeSpec;
 
 use crate::clock;
-use crate::lane::Lane;
+use crate::lane::{Lane, Progress};
 
 /// How long the thread leaves the lane to a polling program before it looks again.
 const WATCH_NS: i64 = 250_000;
+/// A program that polled so often since the last look waits by polling. One that sleeps in a completion channel also polls now and
+/// then, to find its queue empty: leaving the lane to it would delay the next packet.
+const SPINNER_POLLS: u64 = 4;
 /// Longest sleep; bounds what a lost wake-up could cost.
 const SLEEP_MAX_NS: u64 = 100_000_000;
 
@@ -51,7 +55,7 @@ fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
 }
 
 fn run(weak: &Weak<Lane>) {
-    let mut polls_seen = u64::MAX;
+    let mut polls_seen = 0;
     let mut hung_up = Vec::new();
     loop {
         let Some(lane) = weak.upgrade() else { return };
@@ -59,15 +63,22 @@ fn run(weak: &Weak<Lane>) {
             return;
         }
         let polls = lane.polls();
-        if polls != polls_seen {
-            polls_seen = polls;
+        let spins = polls - polls_seen >= SPINNER_POLLS;
+        polls_seen = polls;
+        if spins {
             drop(lane);
             sleep_ns(WATCH_NS);
-            continue;
-        }
-        sleep_on(&lane, &mut hung_up);
-        if lane.polls() == polls_seen {
-            lane.turn_blocking();
+        } else if lane.is_attended() {
+            sleep_relieved(&lane);
+        } else {
+            lane.set_progress(Progress::OnDuty);
+            // EINTR counts as a wake-up.
+            let _ = sleep_on(&lane, None, &mut hung_up);
+            lane.set_progress(Progress::Awake);
+            lane.drain_wake();
+            if lane.polls() - polls_seen < SPINNER_POLLS {
+                lane.turn_blocking();
+            }
         }
     }
 }
@@ -77,9 +88,24 @@ fn sleep_ns(ns: i64) {
     let _ = ppoll(&mut [], Some(TimeSpec::new(0, ns)), None);
 }
 
-/// Sleeps until a packet, a timer or a wake-up. `hung_up` are the descriptors whose other end is gone for good (the service's relay
-/// after the service): they would wake us without end.
-fn sleep_on(lane: &Lane, hung_up: &mut Vec<usize>) {
+/// An attendant looks after the lane: sleeps until it says that it goes.
+fn sleep_relieved(lane: &Lane) {
+    lane.set_progress(Progress::Relieved);
+    // It may have gone before it could see that we rely on it.
+    if lane.is_attended() {
+        let mut polled = [PollFd::new(lane.wake_fd(), PollFlags::POLLIN)];
+        // EINTR counts as a wake-up.
+        let _ = ppoll(&mut polled, Some(time_spec(SLEEP_MAX_NS)), None);
+    }
+    lane.set_progress(Progress::Awake);
+}
+
+/// Sleeps until a packet, a timer, a wake-up or `event`. `hung_up` are the descriptors whose other end is gone for good (the service's
+/// relay after the service): they would wake us without end.
+///
+/// # Errors
+/// EINTR: a signal handler ran.
+pub(crate) fn sleep_on(lane: &Lane, event: Option<BorrowedFd<'_>>, hung_up: &mut Vec<usize>) -> std::io::Result<()> {
     let now = clock::now();
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(now + SLEEP_MAX_NS);
     lane.announce_sleep(until);
@@ -88,15 +114,20 @@ fn sleep_on(lane: &Lane, hung_up: &mut Vec<usize>) {
     let nap = until.saturating_sub(clock::now());
     let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) = lane
         .sleep_fds()
+        .chain([lane.wake_fd()])
+        .chain(event)
         .enumerate()
         .filter(|(place, _)| !hung_up.contains(place))
-        .map(|(place, fd)| (place, PollFd::new(fd.as_fd(), PollFlags::POLLIN)))
+        .map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN)))
         .unzip();
-    let timeout = TimeSpec::new((nap / 1_000_000_000) as i64, (nap % 1_000_000_000) as i64);
-    // Errors (EINTR) count as a wake-up.
-    let _ = ppoll(&mut polled, Some(timeout), None);
+    let slept = ppoll(&mut polled, Some(time_spec(nap)), None);
     lane.end_sleep();
     let gone =
         places.iter().zip(&polled).filter(|(_, fd)| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP)));
     hung_up.extend(gone.map(|(place, _)| *place));
+    slept.map(drop).map_err(Into::into)
+}
+
+fn time_spec(ns: u64) -> TimeSpec {
+    TimeSpec::new((ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64)
 }

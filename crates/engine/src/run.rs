@@ -18,7 +18,7 @@ use crate::queue_pair::QueuePair;
 use crate::relay::{Relay, packet_bytes};
 use crate::slots::Slots;
 use crate::timers::Timers;
-use crate::windows::{WindowId, Windows};
+use crate::windows::{RESPONSES, WindowId, Windows};
 
 /// Datagrams taken from the link in one turn.
 const RECEIVE_BUDGET: usize = 16;
@@ -27,16 +27,32 @@ const TRAINS_PER_FLUSH: usize = 16;
 /// Flushes in one turn; what is left then waits for the next turn.
 const FLUSHES_PER_TURN: usize = 8;
 
-/// What a turn takes in.
+/// What a turn does, by who runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Receive {
-    /// A poster only wants its requests out.
-    Nothing,
-    /// A polling program: the relay is rare and costs a system call.
-    Link,
-    /// The progress thread, and a polling program now and then.
-    LinkAndRelay,
+pub(crate) struct Turn {
+    /// Take packets from the link.
+    link: bool,
+    /// Look at the relay: it is rare and costs a system call.
+    relay: bool,
+    /// The program gets control next and will probably answer what it received: its ACKs may wait for that.
+    lazy: bool,
 }
+
+impl Turn {
+    /// A poster only wants its requests out.
+    pub(crate) const POST: Turn = Turn { link: false, relay: false, lazy: false };
+    /// A polling program.
+    pub(crate) const PROGRAM: Turn = Turn { link: true, relay: false, lazy: true };
+    /// A polling program now and then, and one that waits for an event.
+    pub(crate) const PROGRAM_ALL: Turn = Turn { link: true, relay: true, lazy: true };
+    /// The progress thread.
+    pub(crate) const PROGRESS: Turn = Turn { link: true, relay: true, lazy: false };
+}
+
+/// Queue pairs whose ACK may wait for the program's answer; more than a few are no dialogue but a stream.
+const LAZY_MAX: usize = 2;
+/// How long such an ACK waits at most before the lane wants a turn.
+const LAZY_NS: u64 = 100_000;
 
 /// A queue pair inside its lane.
 struct Entry {
@@ -63,6 +79,10 @@ struct Machines {
     relay_buffer: Vec<u8>,
     /// Completion queues that hold an event back until their moderation period ends.
     moderated: Vec<Arc<Cq>>,
+    /// Queue pairs that owe an ACK to a peer whose message the program was just given.
+    lazy: Vec<u16>,
+    /// When they became so.
+    lazy_since: Nanos,
 }
 
 /// Does the packet come back to the lane that sends it? Source and destination GID are the same address of this host, and within one
@@ -97,6 +117,8 @@ impl LaneState {
                 relay,
                 relay_buffer: Vec::new(),
                 moderated: Vec::new(),
+                lazy: Vec::new(),
+                lazy_since: 0,
             },
             sent: Vec::new(),
             scratch: vec![0; ferroce_transport::MAX_TRAIN_BYTES as usize],
@@ -158,18 +180,20 @@ impl LaneState {
         let timers = self.machines.timers.next();
         let link = self.link.next_due().map(|in_ns| clock::now() + in_ns);
         let moderation = self.machines.moderated.iter().filter_map(|cq| cq.next_timeout()).min();
-        [timers, link, moderation].into_iter().flatten().min()
+        let owing = (!self.machines.lazy.is_empty()).then_some(self.machines.lazy_since + LAZY_NS);
+        [timers, link, moderation, owing].into_iter().flatten().min()
     }
 
     /// One turn.
-    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, receive: Receive, bells: &[u16]) {
-        if receive == Receive::LinkAndRelay {
+    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) {
+        let owing = std::mem::take(&mut self.machines.lazy);
+        if turn.relay {
             self.machines.receive_relayed(shared, now);
         }
-        if receive != Receive::Nothing {
+        if turn.link {
             let machines = &mut self.machines;
             self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
-                machines.deliver(shared, now, &Packet { headers, payload, net });
+                machines.receive(shared, now, &Packet { headers, payload, net }, turn.lazy);
             });
         }
         self.machines.run_timers(shared, now);
@@ -177,6 +201,9 @@ impl LaneState {
             self.machines.answer_bell(shared, now, *slot);
         }
         self.machines.run_moderation(now);
+        for slot in owing {
+            self.machines.activate(slot);
+        }
         for _ in 0..FLUSHES_PER_TURN {
             if self.machines.active.is_empty() {
                 break;
@@ -250,6 +277,7 @@ impl Machines {
             requests: entry.requests,
             asked: [None; 2],
             returned: [None; 2],
+            received: false,
         };
         let result = f(&mut entry.machine, &mut host);
         let returned = host.returned;
@@ -264,9 +292,10 @@ impl Machines {
     }
 
     fn wake_waiting(&mut self, id: WindowId) {
+        let window = if id == RESPONSES { Window::Responses } else { Window::Requests };
         for slot in self.windows.take_waiting(id) {
             if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
-                entry.waiting = [false; 2];
+                entry.waiting[window as usize] = false;
                 self.activate(slot);
             }
         }
@@ -282,6 +311,11 @@ impl Machines {
     }
 
     fn deliver(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>) {
+        self.receive(shared, now, packet, false);
+    }
+
+    /// Gives a packet to its queue pair. With `lazy` a queue pair whose message completed a receive is not polled for its ACK at once.
+    fn receive(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>, lazy: bool) {
         let dest = packet.headers.bth.dest_qp;
         if dest >> LANE_SHIFT != u32::from(shared.number) {
             shared.counters.foreign_lane();
@@ -292,11 +326,20 @@ impl Machines {
             return;
         }
         let slot = (dest & (SLOTS_PER_LANE - 1)) as u16;
-        if self.with(shared, slot, |machine, host| machine.handle_packet(now, packet, host)).is_none() {
-            shared.counters.no_queue_pair();
-            return;
+        let received = self.with(shared, slot, |machine, host| {
+            machine.handle_packet(now, packet, host);
+            host.received
+        });
+        match received {
+            None => shared.counters.no_queue_pair(),
+            Some(true) if lazy && self.lazy.len() < LAZY_MAX => {
+                if self.lazy.is_empty() {
+                    self.lazy_since = now;
+                }
+                self.lazy.push(slot);
+            }
+            Some(_) => self.activate(slot),
         }
-        self.activate(slot);
     }
 
     fn run_moderation(&mut self, now: Nanos) {
@@ -399,7 +442,8 @@ impl Machines {
             qp.forget_posted();
             qp.init.send_cq.purge(qp.qpn);
             qp.init.recv_cq.purge(qp.qpn);
-            entry.requests = None;
+            // It may still stand in the line of a window that it will not use again.
+            (entry.requests, entry.waiting) = (None, [false; 2]);
         } else if qp.init.transport.qp_type == QpType::Rc && is_connected(state) && entry.requests.is_none() {
             let attr = entry.machine.attr();
             if let Some(path) = &attr.path {

@@ -1,7 +1,7 @@
 //! An opened device, and the card that all contexts of the process share.
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -97,6 +97,31 @@ impl Context {
     pub fn create_comp_channel(&self) -> Result<Arc<CompChannel>> {
         self.check()?;
         Ok(Arc::new(CompChannel::new()?))
+    }
+
+    /// Waits until `event` (a completion channel's descriptor) is readable or something else happened, and runs the card meanwhile:
+    /// so a packet wakes the waiting thread itself. Look at the descriptor again afterwards.
+    ///
+    /// # Errors
+    /// EINTR: a signal handler ran. EIO in a forked child.
+    pub fn attend(&self, event: BorrowedFd<'_>) -> Result<()> {
+        self.check()?;
+        Ok(self.card.attend(event)?)
+    }
+
+    /// Takes the next event of a completion channel and gives the cookie of its completion queue; waits for one unless the program made
+    /// the channel's descriptor non-blocking.
+    ///
+    /// # Errors
+    /// EAGAIN: non-blocking and none is there. EIO in a forked child.
+    pub fn next_completion_event(&self, channel: &CompChannel) -> Result<u64> {
+        while !channel.is_nonblocking() && !channel.is_readable() {
+            match self.attend(channel.as_fd()) {
+                Err(error) if error.errno() == libc::EINTR => {}
+                attended => attended?,
+            }
+        }
+        Ok(channel.next_event()?)
     }
 
     /// Makes a completion queue for at least `cqe` completions. `cookie` comes back in the channel's events.

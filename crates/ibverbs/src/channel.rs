@@ -35,6 +35,44 @@ impl ChannelObject {
     }
 }
 
+impl ChannelObject {
+    /// Runs the card until an event is there, instead of sleeping in read(2): a packet then wakes one thread instead of two. Keeps
+    /// the manners of that read(2): a non-blocking descriptor is left alone, and a signal ends the wait unless its handler
+    /// restarts system calls.
+    fn wait(&self) -> Result<(), Refusal> {
+        while !self.channel.is_readable() && !self.channel.is_nonblocking() {
+            match self.context.context().attend(self.channel.as_fd()) {
+                Ok(()) => {}
+                Err(error) if error.errno() == libc::EINTR => {
+                    if !handlers_restart() {
+                        return Err(Refusal::routine(libc::EINTR, "a signal came"));
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Do all of the program's signal handlers restart system calls? Which of them ran is not told, so one that does not decides.
+fn handlers_restart() -> bool {
+    /// The kernel's signals, 1 to 64.
+    const SIGNALS: std::ops::RangeInclusive<c_int> = 1..=64;
+    // The card's own handlers of memory faults are no reason to end a wait.
+    const FAULTS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+    SIGNALS.filter(|signal| !FAULTS.contains(signal)).all(|signal| {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: only asks; the place is ours. A signal that cannot be asked for leaves the zeros: no handler.
+        let action = unsafe {
+            libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+            action.assume_init()
+        };
+        let has_handler = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        !has_handler || action.sa_flags & libc::SA_RESTART != 0
+    })
+}
+
 /// An error of the operating system while waiting: `EAGAIN` on a non-blocking descriptor is the ordinary answer.
 pub(crate) fn waiting(error: &std::io::Error) -> Refusal {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -77,6 +115,7 @@ verb! {
         if cq.is_null() || cq_context.is_null() {
             return Err(Refusal::invalid("no place for the completion queue or its context"));
         }
+        channel.wait()?;
         let source = channel.channel.next_event().map_err(|error| waiting(&error))? as *mut ibv_cq;
         // SAFETY: the cookie of a CQ is its address, and the CQ cannot be freed before the event just taken is acknowledged. The
         // places are the caller's.
