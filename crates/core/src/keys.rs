@@ -68,6 +68,8 @@ pub struct KeyTable {
 struct Slot {
     /// Generation in the upper half, the key in the lower; a key of 0 is none.
     stamp: AtomicU64,
+    /// The key that it had last, which it does not get again at once; touched only by writers.
+    last: AtomicU32,
     pd: AtomicU32,
     access: AtomicU32,
     addr: AtomicU64,
@@ -112,7 +114,8 @@ impl KeyTable {
         let index = self.take_slot(&mut writer)?;
         let slot = self.slot(index).expect("a free slot lies in a chunk");
         let before = slot.stamp.load(Ordering::Relaxed);
-        let key = fresh_key(&mut writer.random, index, before as u32);
+        let key = fresh_key(&mut writer.random, index, slot.last.load(Ordering::Relaxed));
+        slot.last.store(key, Ordering::Relaxed);
         // The stamp has no key, so no new look-up succeeds; one that began before the last key was withdrawn and sees a field of
         // this entry must also see that withdrawal: hence the fence.
         fence(Ordering::Release);

@@ -143,6 +143,7 @@ fn each_kind_of_missing_memory_is_a_fault() {
     // Nobody can map there.
     check(0, false, "the null page");
     check(u64::MAX - 31, false, "kernel addresses");
+    check(1 << 63, false, "not canonical: the CPU tells no address");
 }
 
 #[test]

@@ -8,9 +8,8 @@ macro_rules! counters {
     ($enum:ident, $names:ident, [$($variant:ident => $name:literal,)*]) => {
         const $names: &[&str] = &[$($name,)*];
         fn index_of(value: $enum) -> usize {
-            let mut _at = 0;
-            $(if value == $enum::$variant { return _at; } _at += 1;)*
-            unreachable!("every variant is in the table")
+            enum Place { $($variant,)* }
+            match value { $($enum::$variant => Place::$variant as usize,)* }
         }
     };
 }

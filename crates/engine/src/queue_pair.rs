@@ -252,8 +252,11 @@ impl QueuePair {
     }
 
     pub(crate) fn forget_posted(&self) {
-        self.posted.lock().clear();
+        // Both under one lock, as in posting: a request posted just now is either forgotten or counted.
+        let mut posted = self.posted.lock();
+        posted.clear();
         self.send_used.store(0, Ordering::Release);
+        drop(posted);
         if let RecvSource::Own(queue) = &self.init.recv {
             while queue.pop().is_some() {}
         }

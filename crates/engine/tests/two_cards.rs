@@ -1,12 +1,14 @@
 //! Two cards of one process, joined by a wire in memory: the lanes, doorbells and progress threads without sockets.
 
+#![allow(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferroce_core::{AsyncQueue, Buffer, Cq, RecvQueue};
+use ferroce_core::{AsyncQueue, Buffer, Cq, RawRegion, RecvQueue};
 use ferroce_engine::{Card, Lane, QueueCaps, QueuePair, QueuePairInit, RecvSource, packets};
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{
@@ -288,4 +290,21 @@ fn destroying_a_queue_pair_under_traffic_leaves_no_completion_of_it() {
     assert_eq!(a.cq.poll_one(), None);
     std::mem::forget(a);
     b.lane.close();
+}
+
+/// A region whose addresses begin at 0 may lie anywhere: an atomic on an aligned address of it need not be one on aligned memory.
+#[test]
+fn an_atomic_on_misaligned_memory_is_refused() {
+    let (a, b) = connected();
+    let buffer = Buffer::new(64);
+    // SAFETY: the buffer outlives the cards' use of it.
+    let region = unsafe { RawRegion::new(buffer.addr() as usize + 4, 32) };
+    let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC | Access::ZERO_BASED;
+    let rkey = b.card.keys().register(PD, region, 0, access).expect("a region").rkey;
+    a.post(1, SendOp::FetchAdd { raddr: 8, rkey, add: 1 }, 8);
+    assert_eq!(a.wait(true).status, WcStatus::RemInvReqErr);
+    let mut bytes = [0xff; 64];
+    buffer.read(0, &mut bytes);
+    assert_eq!(bytes, [0; 64]);
+    b.card.deregister(rkey).expect("it is registered");
 }

@@ -374,16 +374,16 @@ pub(super) fn fetch_add(addr: u64, add: u64) -> Result<u64, Fault> {
     unsafe { ferroce_mem_fetch_add(addr as usize, add) }.into_result()
 }
 
-/// For the signal handler: if the interrupted code is ours and `fault_addr` is the user memory it was about to touch, makes it go on
-/// at the failure exit.
-pub(super) fn fix_up(context: &mut libc::ucontext_t, fault_addr: usize) -> bool {
+/// For the signal handler: if the interrupted code is ours and `fault_addr` (`None`: the CPU told none) is the user memory it was
+/// about to touch, makes it go on at the failure exit.
+pub(super) fn fix_up(context: &mut libc::ucontext_t, fault_addr: Option<usize>) -> bool {
     let registers = &mut context.uc_mcontext.gregs;
     let code = (&raw const ferroce_mem_begin) as usize..(&raw const ferroce_mem_end) as usize;
     if !code.contains(&(registers[libc::REG_RIP as usize] as usize)) {
         return false;
     }
     let memory = registers[libc::REG_R8 as usize] as usize..registers[libc::REG_R9 as usize] as usize;
-    if !memory.contains(&fault_addr) {
+    if fault_addr.is_some_and(|addr| !memory.contains(&addr)) {
         return false;
     }
     registers[libc::REG_RIP as usize] = (&raw const ferroce_mem_fault) as usize as libc::greg_t;

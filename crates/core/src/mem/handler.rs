@@ -149,7 +149,9 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     let by_kernel = details.si_code > 0;
     if by_kernel {
         // SAFETY: `si_addr` is set for SIGSEGV and SIGBUS raised by the kernel.
-        let fault_addr = unsafe { details.si_addr() } as usize;
+        let addr = unsafe { details.si_addr() } as usize;
+        // For an address that no page can have (a region of all the address space has such) the CPU tells none.
+        let fault_addr = (details.si_code != SI_KERNEL).then_some(addr);
         if super::direct::fix_up(registers, fault_addr) {
             return;
         }
@@ -162,6 +164,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     hand_on(previous, signal, info, context, repeats);
 }
 
+/// `si_code` of a general protection fault: an address that is not canonical.
+const SI_KERNEL: libc::c_int = 0x80;
 /// `si_code` of a SIGBUS for broken memory that the thread has not touched yet.
 const BUS_MCEERR_AO: libc::c_int = 5;
 
