@@ -51,7 +51,7 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
             ))
         }),
         ("documentation", |root, _| {
-            run(cargo(root, &["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
+            run(cargo(root, &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked", "--quiet"])
                 .env("RUSTDOCFLAGS", "-D warnings"))
         }),
         ("release build", |root, _| dist::build(root).map(|_| ())),

@@ -6,6 +6,7 @@ mod ci;
 mod demo;
 mod dist;
 mod dylib;
+mod interop;
 mod process;
 mod programs;
 
@@ -46,6 +47,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build, and run stock programs between Ferroce and the rxe of a Linux kernel in QEMU (as root; long).
+    Interop {
+        /// What `interop-tests` takes [default: run]: smoke, list, run LINES --rounds N --set rc ...
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -56,6 +63,7 @@ fn main() -> ExitCode {
         Task::Build => dist::build(&root).map(|_| ()),
         Task::Demo => demo::demo(&root),
         Task::Bench(args) => bench::bench(&root, &args),
+        Task::Interop { arguments } => interop::interop(&root, &arguments),
         Task::Matrix { arguments } => programs::matrix(&root, &arguments),
         Task::Install { prefix } => dist::install(&root, &prefix),
     };

@@ -40,7 +40,12 @@ pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
 fn present() -> Result<Option<Status>> {
     let options = StartOptions { program: "ferroce status".into(), ..StartOptions::default() };
     match Client::connect(&options) {
-        Ok(client) => Ok(Some(client.status()?)),
+        Ok(client) => {
+            let mut status = client.status()?;
+            // Nobody asked about us.
+            status.clients.retain(|client| client.pid != std::process::id());
+            Ok(Some(status))
+        }
         Err(error)
             if std::io::Error::from_raw_os_error(error.errno()).kind() == std::io::ErrorKind::ConnectionRefused =>
         {
@@ -52,8 +57,15 @@ fn present() -> Result<Option<Status>> {
 
 fn lines(status: &Status) -> Vec<String> {
     let mut lines = vec![format!(
-        "service: pid {}, uid {}, up {} s, {} sockets, {} lingering",
-        status.pid, status.uid, status.uptime_s, status.sockets, status.lingering
+        "service: pid {}, keeper {}, uid {}, UDP port {}, up {} s, {} restarts, {} sockets, {} lingering",
+        status.pid,
+        status.keeper,
+        status.uid,
+        status.port,
+        status.uptime_s,
+        status.restarts,
+        status.sockets,
+        status.lingering
     )];
     let counters = status.counters;
     lines.push(format!(
@@ -91,7 +103,9 @@ mod tests {
     fn clients_are_listed_with_their_lanes() {
         let status = Status {
             pid: 10,
+            keeper: 9,
             uid: 1000,
+            port: 4791,
             uptime_s: 5,
             clients: vec![ClientStatus {
                 pid: 11,
@@ -108,7 +122,7 @@ mod tests {
         assert_eq!(
             lines(&status),
             [
-                "service: pid 10, uid 1000, up 5 s, 4 sockets, 0 lingering",
+                "service: pid 10, keeper 9, uid 1000, UDP port 4791, up 5 s, 0 restarts, 4 sockets, 0 lingering",
                 "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop",
                 "PID   UID  AGE s  LANES  PROGRAM",
                 " 11  1000      3  1,2    ib_write_bw",

@@ -1,7 +1,9 @@
 //! `ferroce verify` and `ferroce perf` between two processes of this machine.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -82,6 +84,62 @@ fn a_table_for_people() {
         lines[0].contains("path MTU") && lines[1].starts_with("TEST ") && lines[3].starts_with("write-bw"),
         "{stdout}"
     );
+}
+
+/// A server that is ended with the test.
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(command: &str) -> Server {
+        let mut child = ferroce()
+            .args([command, "server", "--port", "0"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("ferroce can be run");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("the server says where it listens");
+        let port = line.trim().rsplit(' ').next().and_then(|word| word.parse().ok()).expect("a port");
+        Server { child, port }
+    }
+
+    /// Ends it and gives what it complained about.
+    fn end(mut self) -> String {
+        self.child.kill().expect("it still runs");
+        let mut text = String::new();
+        self.child.stderr.take().expect("a pipe").read_to_string(&mut text).expect("can read");
+        text
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_server_outlives_strangers_and_clients_that_vanish() {
+    for (command, test) in [("perf", &["send-lat"][..]), ("verify", &[])] {
+        let server = Server::start(command);
+        let connect = || TcpStream::connect(("127.0.0.1", server.port)).expect("the server listens");
+        connect().write_all(b"GET / HTTP/1.1\r\n\r\n").expect("can send");
+        connect().write_all(b"{\"hello\":\"ferroce perf 1\"").expect("can send");
+        drop(connect());
+        let port = server.port.to_string();
+        let mut args = [&[command], test, &["127.0.0.1", "--port", &port, "--json"]].concat();
+        if command == "perf" {
+            args.extend(["--iters", "20"]);
+        }
+        json(&args);
+        let complaints = server.end();
+        assert_eq!(complaints.lines().filter(|line| line.starts_with("ferroce: client ")).count(), 3, "{complaints}");
+    }
 }
 
 #[test]
