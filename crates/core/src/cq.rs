@@ -184,6 +184,11 @@ impl Cq {
         };
     }
 
+    /// Forgets what was asked for and is held back: no event comes of it any more.
+    pub fn disarm(&self) {
+        self.ring.lock().disarm();
+    }
+
     /// Changes the capacity.
     ///
     /// # Errors

@@ -15,8 +15,8 @@ pub const HW_VER: u32 = 1;
 pub const MAX_MR_SIZE: u64 = u64::MAX;
 /// Bit n: a page size of 2^n bytes is supported. Regions are byte ranges, so every size from 4 KiB is.
 pub const PAGE_SIZE_CAP: u64 = 0xffff_ffff_ffff_f000;
-/// Queue pairs of a context.
-pub const MAX_QP: u32 = 16_384;
+/// Queue pairs of a context: a lane has 16,384 numbers, of which two are never given out.
+pub const MAX_QP: u32 = 16_382;
 /// Outstanding requests of one send or receive queue.
 pub const MAX_QP_WR: u32 = 16_384;
 /// Scatter/gather elements of one request.
@@ -34,7 +34,7 @@ pub const MAX_MR: u32 = 1 << 20;
 /// Protection domains of a context.
 pub const MAX_PD: u32 = 65_536;
 /// READs and atomics that one queue pair can have outstanding, as requester and as responder.
-pub const MAX_QP_RD_ATOM: u32 = 16;
+pub const MAX_QP_RD_ATOM: u32 = ferroce_transport::MAX_RD_ATOMIC as u32;
 /// READs and atomics that the card can serve at once as responder.
 pub const MAX_RES_RD_ATOM: u32 = MAX_QP * MAX_QP_RD_ATOM;
 /// Address handles of a context.

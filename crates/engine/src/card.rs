@@ -67,9 +67,14 @@ impl Card {
     /// EINVAL: no such region.
     pub fn deregister(&self, lkey: u32) -> Result<(), CoreError> {
         self.keys.begin_deregister(lkey)?;
+        self.quiesce();
+        Ok(())
+    }
+
+    /// Waits until no thread is inside a lane: what was resolved or decided there before is over.
+    pub fn quiesce(&self) {
         for lane in self.lanes.read().iter() {
             lane.quiesce();
         }
-        Ok(())
     }
 }

@@ -204,11 +204,14 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let lease = Arc::new(lease);
     let relay = Box::new(LeaseRelay { lease: Arc::clone(&lease), buffer: Vec::new() });
     let relay_fd = lease.relay_fd().as_raw_fd();
-    fork::close_in_child(rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()).chain([relay_fd]));
+    let not_for_children: Vec<RawFd> = rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()).chain([relay_fd]).collect();
     let link = link::make(rx)?;
     let lane = Lane::open(lease.lane(), lease.seed(), Arc::clone(card.keys()), link, Some(relay), sleep_fds)?;
     card.add_lane(lane);
-    Ok(ProcessCard { generation, card, watch: Watch::start()?, _client: client, _leases: vec![lease] })
+    let watch = Watch::start()?;
+    // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
+    fork::close_in_child(not_for_children.into_iter());
+    Ok(ProcessCard { generation, card, watch, _client: client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

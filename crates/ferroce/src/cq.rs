@@ -74,12 +74,14 @@ impl Cq {
     /// EIO in a forked child.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize> {
         self.context.check()?;
-        let taken = self.queue.poll(out);
-        if taken > 0 || out.is_empty() {
-            return Ok(taken);
+        if out.is_empty() {
+            return Ok(0);
         }
-        self.context.card().turn();
-        let taken = self.queue.poll(out);
+        let mut taken = self.queue.poll(out);
+        if taken == 0 {
+            self.context.card().turn();
+            taken = self.queue.poll(out);
+        }
         if taken > 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
         } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= POLLS_BEFORE_YIELD {
@@ -133,6 +135,9 @@ impl Cq {
             return Ok(EventsDelivered::default());
         }
         self.context.users.fetch_sub(1, Ordering::Relaxed);
+        // A lane may be about to tell an event that a moderation period held back: of a queue that is gone there must be none.
+        self.queue.disarm();
+        self.context.card().quiesce();
         let cookie = self.queue.cookie();
         Ok(EventsDelivered {
             completion: self.queue.channel().map_or(0, |channel| channel.forget(cookie)),

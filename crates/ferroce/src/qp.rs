@@ -57,6 +57,7 @@ pub struct Qp {
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, create: &QpCreate) -> Result<Arc<Qp>> {
         check_caps(&create.caps)?;
+        check_context(pd, create)?;
         let caps = granted(&create.caps, create.srq.is_some());
         let recv = match &create.srq {
             Some(srq) => RecvSource::Shared(Arc::clone(srq.queue())),
@@ -240,6 +241,21 @@ fn check_caps(caps: &QueueCaps) -> Result<()> {
     check_limit("cap.max_send_sge", caps.max_send_sge, limits::MAX_SGE)?;
     check_limit("cap.max_recv_sge", caps.max_recv_sge, limits::MAX_SGE)?;
     check_limit("cap.max_inline_data", caps.max_inline_data, limits::MAX_INLINE_DATA)
+}
+
+/// A queue pair tells its events where its protection domain was made; so must its queues.
+fn check_context(pd: &Pd, create: &QpCreate) -> Result<()> {
+    let srq = create.srq.as_ref().map(|srq| srq.pd().context());
+    let contexts = [("send_cq", create.send_cq.context()), ("recv_cq", create.recv_cq.context())];
+    for (name, context) in contexts.into_iter().chain(srq.map(|context| ("srq", context))) {
+        if !Arc::ptr_eq(context, pd.context()) {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!("{name} belongs to another device context than the protection domain"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn granted(asked: &QueueCaps, has_srq: bool) -> QueueCaps {

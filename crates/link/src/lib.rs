@@ -23,8 +23,7 @@ pub use pcap::PcapLink;
 pub use stats::LinkStats;
 pub use udp::{UdpLink, UdpOptions};
 
-/// UDP destination port of RoCEv2 (IBA annex A17).
-pub const ROCE_PORT: u16 = 4791;
+pub use ferroce_wire::UDP_PORT as ROCE_PORT;
 
 /// Why a train (or a part of it) could not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

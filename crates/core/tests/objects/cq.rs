@@ -122,6 +122,18 @@ fn moderation_period_ends_the_wait() {
 }
 
 #[test]
+fn a_disarmed_queue_tells_nothing_that_it_held_back() {
+    let rig = Rig::new(64);
+    rig.cq.set_moderation(Moderation { count: 100, period_us: 50 });
+    rig.cq.arm(false);
+    assert!(rig.push(1));
+    rig.cq.on_timer(1_000_000);
+    rig.cq.disarm();
+    rig.cq.on_timer(2_000_000);
+    assert_eq!((rig.told(), rig.cq.next_timeout()), (0, None));
+}
+
+#[test]
 fn an_overrun_is_told_once_and_counted() {
     let rig = Rig::new(2);
     rig.push(1);
