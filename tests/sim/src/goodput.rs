@@ -87,6 +87,7 @@ fn plan(len: u32, count: u32, loss: u32) -> Plan {
             denied: Access::empty(),
             bad_receives: 0,
             exposed: false,
+            mutes_flow: false,
             actions: Vec::new(),
             reconnects: 0,
         }],

@@ -1,14 +1,17 @@
 //! What the simulation lends to a queue pair's machine for one call: memory, receives, windows; and an ear for all it tells.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use ferroce_transport::{
-    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, Nanos, QpEvent, QpType, RecvWr, Sge, Span,
-    WcStatus, Window, WindowSignal,
+    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, Nanos, PathAddr, QpEvent, QpType, RecvWr,
+    Sge, Span, WcStatus, Window, WindowSignal,
 };
 
 use crate::coverage::{Coverage, Met};
 use crate::log::Log;
 use crate::memory::{NodeMemory, Right};
-use crate::oracle::{Check, Oracle};
+use crate::oracle::{Check, Oracle, Silence};
 use crate::windows::{WindowId, Windows};
 
 /// Numbers of events in the log.
@@ -43,12 +46,14 @@ pub(crate) struct Seen {
     pub(crate) flushed: u32,
     /// Ids of receives that completed.
     pub(crate) receives: Vec<u64>,
-    /// A request or a receive ended in error by itself.
-    pub(crate) failure: bool,
+    /// A request, a receive ended in error by itself.
+    pub(crate) send_failure: bool,
+    pub(crate) receive_failure: bool,
     pub(crate) events: Vec<QpEvent>,
     pub(crate) rnr_nak: bool,
-    pub(crate) asked: [Option<WindowId>; 2],
-    pub(crate) returned: [Option<WindowId>; 2],
+    /// Windows that were asked for room, and such that got some back.
+    pub(crate) asked: Vec<WindowId>,
+    pub(crate) returned: Vec<WindowId>,
 }
 
 pub(crate) struct SimHost<'a> {
@@ -62,6 +67,7 @@ pub(crate) struct SimHost<'a> {
     pub(crate) windows: &'a mut Windows,
     /// Window towards the connected peer.
     pub(crate) requests: Option<WindowId>,
+    pub(crate) by_address: &'a BTreeMap<IpAddr, usize>,
     pub(crate) cover: &'a mut Coverage,
     pub(crate) log: &'a mut Log,
     pub(crate) complaint: &'a mut Option<String>,
@@ -80,6 +86,7 @@ impl<'a> SimHost<'a> {
         memory: &'a mut NodeMemory,
         windows: &'a mut Windows,
         requests: Option<WindowId>,
+        by_address: &'a BTreeMap<IpAddr, usize>,
         cover: &'a mut Coverage,
         log: &'a mut Log,
         complaint: &'a mut Option<String>,
@@ -94,6 +101,7 @@ impl<'a> SimHost<'a> {
             memory,
             windows,
             requests,
+            by_address,
             cover,
             log,
             complaint,
@@ -113,6 +121,42 @@ impl<'a> SimHost<'a> {
             Window::Requests => self.requests,
             Window::Responses => Some(Windows::RESPONSES),
         }
+    }
+
+    /// The window towards the node of a queue pair.
+    fn towards(&mut self, path: &PathAddr, qpn: u32) -> WindowId {
+        let node = self.by_address.get(&path.dst).copied();
+        if self.qp_type() == QpType::Rc || self.oracle.books.iter().all(|book| book.qpn != qpn) {
+            self.check(Err(format!("a window towards {qpn:#x}, which is none of its destinations")));
+        }
+        Windows::towards(node.unwrap_or(0))
+    }
+
+    fn ask(&mut self, id: WindowId) -> u32 {
+        if !self.seen.asked.contains(&id) {
+            self.seen.asked.push(id);
+        }
+        self.windows.available(id)
+    }
+
+    fn take(&mut self, id: WindowId, window: Window, bytes: u32) {
+        self.oracle.books[self.qp].charged[window as usize] += u64::from(bytes);
+        if bytes > self.windows.available(id) {
+            self.check(Err(format!("{bytes} bytes go in flight, more than the window allows")));
+        }
+        self.windows.take(id, bytes);
+    }
+
+    fn give_back(&mut self, id: WindowId, window: Window, bytes: u32, signal: WindowSignal) {
+        let charged = &mut self.oracle.books[self.qp].charged[window as usize];
+        match charged.checked_sub(u64::from(bytes)) {
+            Some(left) => *charged = left,
+            None => self.check(Err(format!("{bytes} bytes come back, more than were taken"))),
+        }
+        if !self.seen.returned.contains(&id) {
+            self.seen.returned.push(id);
+        }
+        self.windows.give_back(id, bytes, signal);
     }
 
     fn progressed(&mut self) {
@@ -235,9 +279,11 @@ impl Host for SimHost<'_> {
             format!("QP {qp} completes {opcode:?} {wr_id:#x}: {status:?}")
         });
         let (progress_at, rnr_naks) = self.patience;
+        let disturbed = self.oracle.disturbed;
+        let silence = Silence { lasted: self.now.saturating_sub(progress_at), rnr_naks, disturbed };
         let book = &mut self.oracle.books[qp];
         let check = match completion.qp_num == book.qpn {
-            true => book.stream.complete(self.now, &completion, progress_at, rnr_naks),
+            true => book.stream.complete(&completion, silence),
             false => Err(format!("another's completion: {completion:?}")),
         };
         self.check(check);
@@ -251,7 +297,7 @@ impl Host for SimHost<'_> {
                 self.cover.add(Met::Flushed);
             }
             status => {
-                self.seen.failure = true;
+                self.seen.send_failure = true;
                 match status {
                     WcStatus::RetryExcErr => self.cover.add(Met::RetryExceeded),
                     WcStatus::RnrRetryExcErr => self.cover.add(Met::RnrExceeded),
@@ -265,12 +311,13 @@ impl Host for SimHost<'_> {
     }
 
     fn release_send(&mut self, count: u32) {
+        let well_since = self.oracle.well_since;
         let stream = &mut self.oracle.books[self.qp].stream;
         self.patience = (stream.progress_at, stream.rnr_naks);
         self.seen.released += count;
         let check = match (self.resetting, count) {
             (true, _) => stream.release_all(count as usize),
-            (false, 1) => stream.release(self.now),
+            (false, 1) => stream.release(self.now, well_since),
             (false, _) => Err(format!("{count} slots are released at once")),
         };
         self.check(check);
@@ -287,7 +334,7 @@ impl Host for SimHost<'_> {
         match status {
             WcStatus::Success => {}
             WcStatus::WrFlushErr => self.cover.add(Met::ReceiveFlushed),
-            _ => self.seen.failure = true,
+            _ => self.seen.receive_failure = true,
         }
         let check = self.oracle.complete_receive(qp, &completion, self.memory);
         self.check(check);
@@ -324,42 +371,50 @@ impl Host for SimHost<'_> {
             Count::PacketsRetransmitted => Met::Retransmitted,
             Count::NakSequenceReceived => Met::SequenceNak,
             Count::DuplicateRequest => Met::DuplicateRequest,
+            Count::FlowQuestionSent => Met::FlowQuestion,
+            Count::FlowAnswerReceived => Met::FlowAnswer,
             _ => return,
         };
         self.cover.add_n(met, n.into());
     }
 
     fn window(&mut self, window: Window) -> u32 {
-        let Some(id) = self.id(window) else {
-            self.check(Err(format!("a {:?} queue pair asks for a window", self.qp_type())));
-            return u32::MAX;
-        };
-        self.seen.asked[window as usize] = Some(id);
-        self.windows.available(id)
+        match self.id(window) {
+            Some(id) => self.ask(id),
+            None => {
+                self.check(Err(format!("a {:?} queue pair asks for a window of its connection", self.qp_type())));
+                u32::MAX
+            }
+        }
     }
 
     fn window_take(&mut self, window: Window, bytes: u32) {
-        self.oracle.books[self.qp].charged[window as usize] += u64::from(bytes);
         if let Some(id) = self.id(window) {
-            if bytes > self.windows.available(id) {
-                self.check(Err(format!("{bytes} bytes go in flight, more than the window allows")));
-            }
-            self.windows.take(id, bytes);
+            self.take(id, window, bytes);
         }
     }
 
     fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal) {
-        let charged = &mut self.oracle.books[self.qp].charged[window as usize];
-        match charged.checked_sub(u64::from(bytes)) {
-            Some(left) => *charged = left,
-            None => self.check(Err(format!("{bytes} bytes come back, more than were taken"))),
-        }
         if signal == WindowSignal::Acked {
             self.progressed();
         }
         if let Some(id) = self.id(window) {
-            self.seen.returned[window as usize] = Some(id);
-            self.windows.give_back(id, bytes, signal);
+            self.give_back(id, window, bytes, signal);
         }
+    }
+
+    fn window_towards(&mut self, path: &PathAddr, qpn: u32) -> u32 {
+        let id = self.towards(path, qpn);
+        self.ask(id)
+    }
+
+    fn window_take_towards(&mut self, path: &PathAddr, qpn: u32, bytes: u32) {
+        let id = self.towards(path, qpn);
+        self.take(id, Window::Requests, bytes);
+    }
+
+    fn window_return_towards(&mut self, path: &PathAddr, qpn: u32, bytes: u32, signal: WindowSignal) {
+        let id = self.towards(path, qpn);
+        self.give_back(id, Window::Requests, bytes, signal);
     }
 }

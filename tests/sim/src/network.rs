@@ -65,6 +65,8 @@ pub(crate) struct Journey {
 pub(crate) struct Arrivals {
     pub(crate) datagrams: Vec<(Nanos, Datagram)>,
     pub(crate) duplicates: u32,
+    /// Some frame does not arrive as it should.
+    pub(crate) disturbed: bool,
 }
 
 #[derive(Debug)]
@@ -119,6 +121,7 @@ impl Network {
         }
         let mut arrivals = Arrivals::default();
         let train_lost = self.random.chance(self.rates.train_loss);
+        let sent = train.frames.len();
         let mut kept: Vec<Frame> = Vec::with_capacity(train.frames.len());
         for frame in std::mem::take(&mut train.frames) {
             leaves += u64::from(frame.len + FRAME_OVERHEAD) * 8 / self.speed.gbps;
@@ -138,6 +141,7 @@ impl Network {
             log.remark(now, || "    lost: the whole train".to_owned());
         }
         self.free_at[link] = leaves;
+        arrivals.disturbed = outage.is_some() || kept.len() < sent;
         if !kept.is_empty() {
             if self.gro {
                 arrivals.datagrams.push((leaves + self.speed.latency, Datagram { frames: kept, ..train }));

@@ -82,6 +82,8 @@ pub(crate) struct ConnPlan {
     pub(crate) bad_receives: u32,
     /// Forged frames may reach it: nothing is promised then but that memory outside its regions stays as it is.
     pub(crate) exposed: bool,
+    /// UC and UD: neither end says anything of the flow control between Ferroce ends, as if it were of another make.
+    pub(crate) mutes_flow: bool,
     pub(crate) actions: Vec<(Nanos, usize, Action)>,
     /// Percent: whether it is connected again after an error.
     pub(crate) reconnects: u32,
@@ -252,6 +254,7 @@ fn conn(nodes: usize, calm_at: Nanos, many: bool, random: &mut Random) -> ConnPl
         denied,
         bad_receives,
         exposed,
+        mutes_flow: random.percent(20),
         actions,
         reconnects: random.pick(&[0, 50, 100]),
     }

@@ -417,6 +417,8 @@ impl World {
         let qps = self.conns[conn].qps;
         for qp in qps {
             self.reset(qp);
+        }
+        for qp in qps {
             self.begin_stream(qp);
         }
         let first = self.random.below(2) as usize;

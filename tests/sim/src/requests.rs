@@ -81,6 +81,7 @@ impl World {
         };
         let request = Request {
             wr_id,
+            posted_at: self.now,
             op: draft.op.clone(),
             flags,
             len: draft.len,

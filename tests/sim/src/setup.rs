@@ -9,7 +9,7 @@ use ferroce_wire::GRH_LEN;
 
 use crate::log::Log;
 use crate::memory::{Iova, MrId, Piece};
-use crate::oracle::{Book, Oracle, Patience, Stream};
+use crate::oracle::{Book, Oracle, Patience, Stream, WELL_MAX};
 use crate::pattern::Pattern;
 use crate::plan::{ConnPlan, EndPlan, MS, Plan};
 use crate::program::{Cell, Connection, Program, ReceiveSource, ReceiveTarget, Resources};
@@ -169,7 +169,7 @@ impl World {
             peer,
             exposed: conn.exposed,
             srq: srq.map(|(srq, _)| srq),
-            stream: Stream::new(Patience { budget: None, rnr_naks: None }, true, false),
+            stream: Stream::new(Patience { budget: None, rnr_naks: None, well_max: 0 }, true, false),
             past: Vec::new(),
             receives: VecDeque::new(),
             popped: None,
@@ -274,10 +274,11 @@ impl World {
     /// A stream for a queue pair that is about to be connected.
     pub(crate) fn new_stream(&self, qp: usize) -> Stream {
         let conn = &self.plan.conns[self.qps[qp].conn];
-        let timeout = (conn.timeout > 0).then(|| (4_096 << conn.timeout).max(ACK_TIMEOUT_FLOOR));
+        let longest = self.plan.conns.iter().filter_map(budget).max().unwrap_or(0);
         let patience = Patience {
-            budget: timeout.map(|timeout| timeout * (Nanos::from(conn.retry_cnt) + 1)),
+            budget: budget(conn),
             rnr_naks: (conn.rnr_retry < 7).then_some(u32::from(conn.rnr_retry)),
+            well_max: WELL_MAX + longest,
         };
         Stream::new(patience, conn.qp_type == QpType::Rc, conn.exposed)
     }
@@ -299,6 +300,12 @@ struct Shared {
     domain: usize,
     /// SRQ and its source of receives.
     srq: Option<(usize, usize)>,
+}
+
+/// Time without progress until a requester may give up; `None` for never.
+fn budget(conn: &ConnPlan) -> Option<Nanos> {
+    let timeout = (conn.timeout > 0).then(|| (4_096 << conn.timeout).max(ACK_TIMEOUT_FLOOR))?;
+    Some(timeout * (Nanos::from(conn.retry_cnt) + 1))
 }
 
 /// Bytes of a receive that takes every message of a connection.

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ferroce_transport::{
-    MemoryError, Nanos, Packet, PathAddr, Payload, Qp, QpEvent, QpState, QpType, Side, Train, Window,
-};
+use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Payload, Qp, QpEvent, QpState, QpType, Side, Train};
+
+use ferroce_wire::Opcode;
 
 use crate::coverage::{Coverage, Met};
 use crate::frame::{self, Damage, Datagram};
@@ -178,8 +178,6 @@ pub(crate) struct World {
     pub(crate) random: Random,
     pub(crate) receives_numbered: u64,
     pub(crate) requests_numbered: u64,
-    /// No fault and no mischief from now on.
-    pub(crate) is_calm: bool,
 }
 
 impl World {
@@ -209,7 +207,6 @@ impl World {
             random,
             receives_numbered: 1,
             requests_numbered: 1,
-            is_calm: false,
         }
     }
 
@@ -260,12 +257,13 @@ impl World {
             Event::Act(conn, end, action) => self.act(conn, end, action),
             Event::Pause(node, until) => {
                 self.cover.add(Met::NodePause);
+                self.oracle.disturbed = true;
                 self.log.remark(self.now, || format!("node {node} stands still until {}", Millis(until)));
                 self.nodes[node].paused_until = until;
             }
             Event::Calm => {
                 self.log.remark(self.now, || "the network is well from now on".to_owned());
-                self.is_calm = true;
+                self.oracle.well_since = Some(self.now);
                 self.network.calm();
             }
         }
@@ -282,6 +280,7 @@ impl World {
         let node = &mut self.nodes[to];
         if node.received_bytes > self.plan.receive_buffer {
             self.cover.add(Met::ReceiveOverflow);
+            self.oracle.disturbed = true;
             let frames = datagram.frames.len();
             self.log.note(self.now, kind::OVERFLOW, &[to as u64], || {
                 format!("node {to}: receive buffer is full, {frames} frames lost")
@@ -412,10 +411,8 @@ impl World {
                 self.activate(qp);
                 return Some((qp, train));
             }
-            for window in [Window::Requests, Window::Responses] {
-                if let Some(id) = seen.asked[window as usize] {
-                    self.nodes[node].windows.wait(id, qp);
-                }
+            for id in seen.asked {
+                self.nodes[node].windows.wait(id, qp);
             }
         }
         None
@@ -445,7 +442,8 @@ impl World {
             return;
         }
         let last = train.tail.as_ref().unwrap_or(&train.head);
-        if last.bth.opcode.layout().is_some_and(|layout| layout.position.ends()) && book.qp_type != QpType::Rc {
+        let ends = last.bth.opcode.layout().is_some_and(|layout| layout.position.ends());
+        if ends && train.from == Side::Requester && book.qp_type != QpType::Rc {
             book.stream.handed += 1;
         }
     }
@@ -461,11 +459,17 @@ impl World {
         self.log.note(self.now, kind::TRANSMIT, &words, || {
             format!("QP {qp} -> {} x{}, {} bytes", train.head, train.packets, train.len)
         });
+        if bth.opcode == Opcode::FERROCE_FLOW && self.plan.conns[self.qps[qp].conn].mutes_flow {
+            self.cover.add(Met::FlowMuted);
+            self.log.remark(self.now, || "    not sent: the peer is of another make".to_owned());
+            return;
+        }
         match frame::build(train, path, 0xc000 + node as u16, &self.nodes[node].memory) {
             Ok(datagram) => {
                 let Some(to) = to else { return };
                 let journey = Journey { from: node, to, exposed };
                 let arrivals = self.network.send(self.now, journey, datagram, &mut self.cover, &mut self.log);
+                self.oracle.disturbed |= arrivals.disturbed;
                 if arrivals.duplicates > 0
                     && let Some(&target) = self.by_qpn.get(&bth.dest_qp)
                 {
@@ -518,11 +522,13 @@ impl World {
             &mut node.memory,
             &mut node.windows,
             entry.requests,
+            &self.by_address,
             &mut self.cover,
             &mut self.log,
             &mut self.complaint,
         );
         let result = f(&mut entry.machine, &mut host);
+        entry.machine.assert_invariants();
         let settled = host.oracle.books[qp].stream.settle();
         host.check(settled);
         let seen = std::mem::take(&mut host.seen);
@@ -542,7 +548,7 @@ impl World {
             self.log.note(self.now, kind::STATE, &[qp as u64, after as u64], || format!("QP {qp} is in {after:?}"));
             self.changed_state(qp, after, commanded, seen);
         }
-        for id in seen.returned.into_iter().flatten() {
+        for &id in &seen.returned {
             for waiting in self.nodes[node].windows.take_waiting(id) {
                 self.activate(waiting);
             }
@@ -559,8 +565,9 @@ impl World {
     /// Checks a change of state that was just made.
     fn changed_state(&mut self, qp: usize, after: QpState, commanded: bool, seen: &Seen) {
         let book = &self.oracle.books[qp];
-        let told = seen.failure
-            || seen.events.iter().any(|e| matches!(e, QpEvent::Fatal | QpEvent::ReqErr | QpEvent::AccessErr));
+        let told_by_event =
+            seen.events.iter().any(|e| matches!(e, QpEvent::Fatal | QpEvent::ReqErr | QpEvent::AccessErr));
+        let told = seen.send_failure || seen.receive_failure || told_by_event;
         let mut wrong = Vec::new();
         if matches!(after, QpState::Err | QpState::Sqe) {
             if !commanded && !told {
@@ -583,6 +590,12 @@ impl World {
             if self.qps[qp].machine.next_timeout().is_some() {
                 wrong.push("a timer runs on");
             }
+        }
+        // Who refuses still says so; who goes otherwise is silent.
+        let refuses = seen.receive_failure || told_by_event;
+        if after == QpState::Reset || (after == QpState::Err && !refuses) {
+            let peer = self.oracle.books[qp].peer;
+            self.oracle.books[peer].stream.abandoned = true;
         }
         if after == QpState::Sqe {
             self.cover.add(Met::ToSqe);

@@ -5,10 +5,10 @@ mod stream;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ferroce_transport::{AtomicOp, QpEvent, QpType, RecvWr, SendOp, WcStatus};
+use ferroce_transport::{AtomicOp, Nanos, QpEvent, QpType, RecvWr, SendOp, WcStatus};
 
 pub(crate) use receive::{NO_RECEIVE_ID, Popped, receive_id};
-pub(crate) use stream::{Check, Fate, Patience, Request, Stream};
+pub(crate) use stream::{Check, Fate, Patience, Request, Silence, Stream, WELL_MAX};
 
 /// What is known of one queue pair.
 #[derive(Debug)]
@@ -37,6 +37,10 @@ pub(crate) struct Book {
 /// All books.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
+    /// Some frame was lost, damaged or kept back, or some node stood still.
+    pub(crate) disturbed: bool,
+    /// When faults ended.
+    pub(crate) well_since: Option<Nanos>,
     pub(crate) books: Vec<Book>,
     pub(crate) srqs: Vec<VecDeque<RecvWr>>,
     /// Words that atomics work on, by address; addresses are unique over all nodes.

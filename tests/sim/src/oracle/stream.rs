@@ -8,6 +8,14 @@ use crate::pattern::Pattern;
 /// A checker's complaint.
 pub(crate) type Check = Result<(), String>;
 
+/// Longest time that a request may take once the network is well, if it succeeds: retransmission timers have backed off, and a peer
+/// with few receives may make it wait for each. On top comes the longest budget of any queue pair: one whose peer is gone holds
+/// its part of a shared window until it gives up.
+pub(crate) const WELL_MAX: Nanos = 2_000_000_000;
+
+/// A budget of at least this can be used up only by faults, not by a queue in front of a slow link.
+const LONG_BUDGET: Nanos = 400_000_000;
+
 /// How a request must end, by how it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -24,6 +32,7 @@ pub(crate) enum Fate {
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
+    pub(crate) posted_at: Nanos,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
     pub(crate) len: u32,
@@ -125,6 +134,19 @@ pub(crate) struct Patience {
     pub(crate) budget: Option<Nanos>,
     /// RNR NAKs without progress; `None` for any number.
     pub(crate) rnr_naks: Option<u32>,
+    /// Longest time that a request may take once the network is well, if it succeeds.
+    pub(crate) well_max: Nanos,
+}
+
+/// What came before a failure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Silence {
+    /// Time without progress, at least.
+    pub(crate) lasted: Nanos,
+    /// RNR NAKs without progress, at most.
+    pub(crate) rnr_naks: u32,
+    /// Something happened to frames or nodes.
+    pub(crate) disturbed: bool,
 }
 
 /// The send requests of one queue pair since it was connected.
@@ -145,6 +167,10 @@ pub(crate) struct Stream {
     /// When the requester last heard something that counts as progress, at the earliest.
     pub(crate) progress_at: Nanos,
     pub(crate) rnr_naks: u32,
+    /// Time that the last request released took since it was posted and the network was well.
+    took: Nanos,
+    /// The peer left the connection: no answer can be expected.
+    pub(crate) abandoned: bool,
     /// UC and UD: messages handed to the link.
     pub(crate) handed: usize,
     reliable: bool,
@@ -164,6 +190,8 @@ impl Stream {
             patience,
             progress_at: 0,
             rnr_naks: 0,
+            took: 0,
+            abandoned: false,
             handed: 0,
             reliable,
             exposed,
@@ -237,10 +265,13 @@ impl Stream {
     // The requester's side.
 
     /// Slots come back, one for each request that ends.
-    pub(crate) fn release(&mut self, now: Nanos) -> Check {
+    pub(crate) fn release(&mut self, now: Nanos, well_since: Option<Nanos>) -> Check {
         self.settle()?;
-        if self.released == self.requests.len() {
+        let Some(request) = self.requests.get(self.released) else {
             return Err("a slot was released that no request holds".to_owned());
+        };
+        if let Some(since) = well_since {
+            self.took = now - since.max(request.posted_at);
         }
         self.released += 1;
         self.unsettled = true;
@@ -273,7 +304,7 @@ impl Stream {
         self.check_success(self.released - 1)
     }
 
-    pub(crate) fn complete(&mut self, now: Nanos, completion: &Completion, last_progress: Nanos, rnr: u32) -> Check {
+    pub(crate) fn complete(&mut self, completion: &Completion, silence: Silence) -> Check {
         let Some(index) = self.released.checked_sub(1).filter(|_| self.unsettled) else {
             return Err(format!("a completion before its slot was released: {completion:?}"));
         };
@@ -308,12 +339,15 @@ impl Stream {
                 if std::mem::replace(&mut self.failed, true) {
                     return Err(format!("a second request failed by itself: {completion:?}"));
                 }
-                self.check_failure(index, status, now.saturating_sub(last_progress), rnr)
+                self.check_failure(index, status, silence)
             }
         }
     }
 
     fn check_success(&self, index: usize) -> Check {
+        if self.took > self.patience.well_max && !self.exposed {
+            return Err(format!("{} ns on a network that is well: {:?}", self.took, self.requests[index]));
+        }
         let request = &self.requests[index];
         if self.failed {
             return Err(format!("a request succeeded behind one that failed: {request:?}"));
@@ -342,15 +376,18 @@ impl Stream {
         if done { Ok(()) } else { Err(format!("a request completed before it was done: {request:?}")) }
     }
 
-    fn check_failure(&self, index: usize, status: WcStatus, silent_for: Nanos, rnr_naks: u32) -> Check {
+    fn check_failure(&self, index: usize, status: WcStatus, silence: Silence) -> Check {
+        let Silence { lasted, rnr_naks, disturbed } = silence;
         let request = &self.requests[index];
         if self.exposed || request.fate == Fate::Local(status) || request.fate == Fate::Remote(status) {
             return Ok(());
         }
         let foreseen = match status {
             WcStatus::RetryExcErr => match self.patience.budget {
-                Some(budget) if silent_for >= budget => true,
-                Some(budget) => return Err(format!("gave up after {silent_for} ns of {budget}: {request:?}")),
+                Some(budget) if lasted < budget => {
+                    return Err(format!("gave up after {lasted} ns of {budget}: {request:?}"));
+                }
+                Some(budget) => disturbed || self.abandoned || budget < LONG_BUDGET,
                 None => false,
             },
             WcStatus::RnrRetryExcErr => match self.patience.rnr_naks {
