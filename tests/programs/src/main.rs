@@ -2,6 +2,7 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "they panic on a closed pipe")]
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,8 +27,8 @@ Examples:
   program-tests list veth9000
   program-tests smoke --rounds 20
   program-tests run                               (the whole matrix)
-  program-tests run host-v4/ib_write_bw           (lines that contain this)
-  program-tests run '*/-D,5' --json result.json
+  program-tests run host-v4/ib_write_bw           (this line alone)
+  program-tests run ib_read_ '*/-D,5' --json result.json
 
 The last line of a run is `N passed, N failed`; the exit code is 0 if none failed."
 )]
@@ -53,7 +54,7 @@ enum Cmd {
 
 #[derive(Args)]
 struct Filter {
-    /// Id of a line, a part of it, or a pattern with * at its start or end; none: all lines
+    /// Id of a line, a part of ids, or a pattern with * at its start or end; none: all lines
     filters: Vec<String>,
 }
 
@@ -109,8 +110,10 @@ fn list(filter: &Filter) -> Result<ExitCode> {
 
 /// The lines that one of the filters names.
 fn select(lines: Vec<Line>, filters: &[String]) -> Result<Vec<Line>> {
+    let ids: BTreeSet<String> = lines.iter().map(|line| line.id.clone()).collect();
     let chosen = |filter: &str, id: &str| {
-        if filter.contains('*') { matches(filter, id) } else { id.contains(filter) }
+        // A whole id means that line alone, although it may be the start of others.
+        if filter.contains('*') || ids.contains(filter) { matches(filter, id) } else { id.contains(filter) }
     };
     for filter in filters {
         if !lines.iter().any(|line| chosen(filter, &line.id)) {
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(ids(&[]).expect("all").len(), lines().len());
         assert_eq!(ids(&["host-v4/ib_write_lat/-a*"]).expect("one").len(), 1);
         assert!(ids(&["ib_atomic"]).expect("many").iter().all(|id| id.contains("/ib_atomic")));
-        assert_eq!(ids(&["host-v4/ib_atomic_lat/-e", "host-v4/ib_read_lat/-e"]).expect("two").len(), 2);
+        assert_eq!(ids(&["host-v4/ib_atomic_lat", "host-v4/ib_read_lat/-e"]).expect("two").len(), 2);
         assert!(ids(&["no_such_program"]).is_err_and(|e| e.to_string().contains("program-tests list")));
     }
 }
