@@ -9,12 +9,6 @@ use crate::ci::cargo;
 use crate::dist;
 use crate::process::watch;
 
-/// The smoke set of CI, on what `cargo xtask build` left. Each line of output goes to `look`.
-pub(crate) fn smoke(root: &Path, look: impl FnMut(&str)) -> Result<()> {
-    let install = dist::folder(root)?;
-    finish(watch(bench(root, &install).args(["smoke", "--install-packages"]), look)?)
-}
-
 /// The whole matrix, or what `arguments` say.
 pub(crate) fn interop(root: &Path, arguments: &[String]) -> Result<()> {
     let install = dist::build(root)?;

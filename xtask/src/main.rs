@@ -76,7 +76,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folder of the workspace's Cargo.toml.
+/// The folder of the workspace's Cargo.toml: of the one that `cargo xtask` was called in, should several share a target
+/// folder.
 fn workspace_root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
+    let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&manifest_dir).parent().expect("xtask lies in the workspace").to_path_buf()
 }
