@@ -1,0 +1,244 @@
+//! The matrix as data: which programs run with which options, in which places, in which directions.
+
+use crate::ends::Side;
+
+/// Address family of the GIDs in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+/// A place: how the wire is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// First part of the ids of its lines.
+    pub name: &'static str,
+    /// MTU of both interfaces, in bytes.
+    pub mtu: u32,
+    /// Path MTU that RoCE makes of it, in bytes.
+    pub path_mtu: u32,
+    /// Addresses in use.
+    pub family: Family,
+}
+
+/// All places.
+pub static PLACES: &[Place] = &[
+    Place { name: "1500-v4", mtu: 1500, path_mtu: 1024, family: Family::V4 },
+    Place { name: "1500-v6", mtu: 1500, path_mtu: 1024, family: Family::V6 },
+    Place { name: "9000-v4", mtu: 9000, path_mtu: 4096, family: Family::V4 },
+    Place { name: "9000-v6", mtu: 9000, path_mtu: 4096, family: Family::V6 },
+];
+
+/// Kind of a program: how it is called and what it prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `ibv_*_pingpong` of ibverbs-utils.
+    Pingpong,
+    /// perftest.
+    Perftest,
+    /// A C program of `tests/programs`, which checks every byte.
+    Own,
+}
+
+/// A row of the matrix; it makes a line in each place and each direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Program.
+    pub program: &'static str,
+    /// Options of both ends. `{mtu}` stands for the path MTU.
+    pub options: &'static str,
+    /// What the program is.
+    pub kind: Kind,
+    /// Longest time that it may take, in seconds.
+    pub limit_s: u64,
+    /// On a network that loses, doubles and reorders: what FERROCE_FAULT is.
+    pub fault: Option<&'static str>,
+    /// Belongs to the set that is run in one round of a hundred (`--set rc`).
+    pub rc: bool,
+}
+
+/// A line: a row in a place with the server on one side.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// For instance `1500-v4/ib_write_bw/-b/kernel-serves`.
+    pub id: String,
+    /// Where.
+    pub place: &'static Place,
+    /// What.
+    pub row: &'static Row,
+    /// Where the server runs.
+    pub server: Side,
+}
+
+const fn row(program: &'static str, options: &'static str, kind: Kind) -> Row {
+    Row { program, options, kind, limit_s: 120, fault: None, rc: false }
+}
+
+/// In the set of RC lines.
+const fn rc(row: Row) -> Row {
+    Row { rc: true, ..row }
+}
+
+/// On a bad network, the one that Ferroce's fault middleware makes in both directions.
+const fn bad(row: Row) -> Row {
+    Row { fault: Some("loss=0.01,dup=0.01,reorder=0.01,seed=7"), limit_s: 240, ..row }
+}
+
+const fn pingpong(program: &'static str, options: &'static str) -> Row {
+    row(program, options, Kind::Pingpong)
+}
+
+const fn perf(program: &'static str, options: &'static str) -> Row {
+    row(program, options, Kind::Perftest)
+}
+
+const fn own(program: &'static str, options: &'static str) -> Row {
+    row(program, options, Kind::Own)
+}
+
+/// The rows. The guest moves a few MB/s: few iterations. `-o 16`: a program asks its device for as many outstanding READs
+/// as the peer can answer, and rxe answers 128, more than Ferroce (or a card) asks for.
+pub static ROWS: &[Row] = &[
+    rc(pingpong("ibv_rc_pingpong", "-n 100")),
+    rc(pingpong("ibv_rc_pingpong", "-n 100 -e")),
+    rc(pingpong("ibv_rc_pingpong", "-n 20 -c -s 100003")),
+    pingpong("ibv_rc_pingpong", "-n 50 -m 256 -s 3000 -c"),
+    pingpong("ibv_rc_pingpong", "-n 50 -m {mtu} -s 20000 -c"),
+    pingpong("ibv_uc_pingpong", "-n 50"),
+    pingpong("ibv_uc_pingpong", "-n 50 -e -c -s 3000"),
+    pingpong("ibv_ud_pingpong", "-n 50 -s {mtu}"),
+    pingpong("ibv_ud_pingpong", "-n 50 -s 700 -e -c"),
+    pingpong("ibv_srq_pingpong", "-n 100"),
+    pingpong("ibv_srq_pingpong", "-n 100 -e -q 8"),
+    // perftest, RC latency.
+    rc(perf("ib_send_lat", "-n 50 -s 2")),
+    perf("ib_send_lat", "-n 50 -s 1"),
+    perf("ib_send_lat", "-n 20 -s 5000 -e"),
+    perf("ib_send_lat", "-n 50 -s 100 -I 200"),
+    rc(perf("ib_write_lat", "-n 50 -s 2")),
+    perf("ib_write_lat", "-n 50 -s 1"),
+    perf("ib_write_lat", "-n 20 -s 65536 -I 0"),
+    rc(perf("ib_read_lat", "-o 16 -n 50 -s 2")),
+    perf("ib_read_lat", "-o 16 -n 10 -s 1048576"),
+    rc(perf("ib_atomic_lat", "-o 16 -n 50")),
+    perf("ib_atomic_lat", "-o 16 -n 50 -A CMP_AND_SWAP"),
+    // perftest, RC bandwidth.
+    rc(perf("ib_send_bw", "-n 50 -s 65536")),
+    perf("ib_send_bw", "-n 5 -s 1048576"),
+    perf("ib_send_bw", "-n 500 -s 1"),
+    perf("ib_send_bw", "-n 500 -s 64 -I 64"),
+    perf("ib_send_bw", "-n 50 -s 10000 -q 8"),
+    perf("ib_send_bw", "-n 50 -s 65536 -b"),
+    perf("ib_send_bw", "-n 50 -s 3000 --use-srq -q 4"),
+    perf("ib_send_bw", "-n 100 -s 3000 -e"),
+    perf("ib_send_bw", "-n 5 -a"),
+    rc(perf("ib_write_bw", "-n 50 -s 65536")),
+    perf("ib_write_bw", "-n 5 -s 1048576"),
+    perf("ib_write_bw", "-n 500 -s 1"),
+    perf("ib_write_bw", "-n 500 -s 64 -I 64"),
+    perf("ib_write_bw", "-n 50 -s 10000 -q 8"),
+    perf("ib_write_bw", "-n 50 -s 65536 -b"),
+    perf("ib_write_bw", "-n 20 -s 65536 -q 4 -b"),
+    perf("ib_write_bw", "-n 5 -a"),
+    rc(perf("ib_read_bw", "-o 16 -n 50 -s 65536")),
+    perf("ib_read_bw", "-o 16 -n 5 -s 1048576"),
+    perf("ib_read_bw", "-o 16 -n 200 -s 1"),
+    perf("ib_read_bw", "-o 16 -n 50 -s 10000 -q 8"),
+    perf("ib_read_bw", "-o 16 -n 50 -s 65536 -b"),
+    perf("ib_read_bw", "-o 16 -n 5 -a"),
+    rc(perf("ib_atomic_bw", "-o 16 -n 100")),
+    perf("ib_atomic_bw", "-o 16 -n 100 -A CMP_AND_SWAP -q 4"),
+    perf("ib_atomic_bw", "-o 16 -n 100 -b"),
+    // perftest, UC and UD.
+    perf("ib_send_lat", "-n 50 -s 64 -c UC"),
+    perf("ib_write_lat", "-n 50 -s 3000 -c UC"),
+    perf("ib_send_lat", "-n 50 -s 64 -c UD"),
+    perf("ib_write_bw", "-n 50 -s 4096 -c UC"),
+    perf("ib_send_bw", "-n 50 -s 1024 -c UD"),
+    // Every byte of every operation, both ends requesting at once.
+    rc(own("verify", "-n 5 --largest 70000 -e")),
+    own("verify", "-n 20 --largest 1048579 -e"),
+    own("verify", "-n 20 --largest 70000 --srq"),
+    own("verify", "-n 20 --largest 70000 -c UC"),
+    own("verify", "-n 20 -c UD"),
+    // A bad network. Not the pingpongs: an end that has its last message leaves at once, and if the acknowledgement that it
+    // sent was lost, the other waits in vain (rxe without end), on every RDMA network.
+    bad(perf("ib_send_bw", "-n 50 -s 65536")),
+    bad(perf("ib_write_bw", "-n 50 -s 65536 -b")),
+    bad(perf("ib_read_bw", "-o 16 -n 50 -s 65536 -b")),
+    bad(perf("ib_atomic_bw", "-o 16 -n 200")),
+    bad(own("verify", "-n 20 --largest 70000 -e")),
+];
+
+/// Ids of the smoke set, which CI runs: parts of them, each in the places beside it, in both directions.
+pub static SMOKE: &[(&str, &[&str])] = &[
+    ("ibv_rc_pingpong/-n,100", &["1500-v4", "9000-v6"]),
+    ("ibv_rc_pingpong/-n,100,-e", &["1500-v4"]),
+    ("ibv_uc_pingpong/-n,50", &["1500-v4"]),
+    ("ibv_ud_pingpong/-n,50,-s,{mtu}", &["1500-v4", "9000-v6"]),
+    ("ibv_srq_pingpong/-n,100", &["1500-v4"]),
+    ("ib_send_bw/-n,50,-s,65536", &["1500-v4"]),
+    ("ib_write_bw/-n,50,-s,65536", &["1500-v4", "9000-v6"]),
+    ("ib_read_bw/-o,16,-n,50,-s,65536", &["1500-v4", "9000-v6"]),
+    ("ib_write_lat/-n,50,-s,2", &["1500-v4"]),
+    ("ib_atomic_lat/-o,16,-n,50", &["1500-v4"]),
+    ("verify/-n,5,--largest,70000,-e", &["1500-v4", "9000-v6"]),
+    ("verify/-n,20,-c,UD", &["1500-v4"]),
+    ("bad/ib_write_bw/-n,50,-s,65536,-b", &["1500-v4"]),
+    ("bad/ib_read_bw/-o,16,-n,50,-s,65536,-b", &["1500-v4"]),
+];
+
+impl Row {
+    /// The id of its lines without place and direction.
+    pub fn name(&self) -> String {
+        let prefix = if self.fault.is_some() { "bad/" } else { "" };
+        let mut name = format!("{prefix}{}", self.program);
+        if !self.options.is_empty() {
+            name = format!("{name}/{}", self.options.replace(' ', ","));
+        }
+        name
+    }
+}
+
+/// All lines, those of a place together.
+pub fn lines() -> Vec<Line> {
+    let mut lines = Vec::new();
+    for place in PLACES {
+        for row in ROWS {
+            for (server, word) in [(Side::Kernel, "kernel-serves"), (Side::Ferroce, "ferroce-serves")] {
+                lines.push(Line { id: format!("{}/{}/{word}", place.name, row.name()), place, row, server });
+            }
+        }
+    }
+    lines
+}
+
+/// The lines of the smoke set.
+pub fn smoke() -> Vec<Line> {
+    let in_set =
+        |line: &Line| SMOKE.iter().any(|(name, places)| *name == line.row.name() && places.contains(&line.place.name));
+    lines().into_iter().filter(in_set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_unique() {
+        let lines = lines();
+        let ids: BTreeSet<&str> = lines.iter().map(|line| line.id.as_str()).collect();
+        assert_eq!(ids.len(), lines.len());
+        assert!(ids.contains("9000-v6/ib_write_bw/-n,5,-a/kernel-serves"));
+    }
+
+    #[test]
+    fn the_smoke_set_is_found_in_the_matrix() {
+        let wanted: usize = SMOKE.iter().map(|(_, places)| 2 * places.len()).sum();
+        assert_eq!(smoke().len(), wanted);
+    }
+}

@@ -1,0 +1,266 @@
+//! The wire and both hosts on it: a namespace with a tap for Ferroce, the guest with rxe behind the tap.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use program_tests::failure::Failure;
+use program_tests::launch::{Identity, Launcher};
+use program_tests::net::Namespace;
+use program_tests::parse;
+use program_tests::process::Running;
+use tempfile::TempDir;
+
+use crate::ends::{End, Side};
+use crate::guest::{Guest, Machine};
+use crate::kernel::Kernel;
+use crate::table::{Family, Place};
+use crate::trouble::Trouble;
+
+/// Ferroce's interface.
+const TAP: &str = "tap0";
+/// The guest's interface.
+const CARD: &str = "eth0";
+const MAC: &str = "52:54:00:88:00:02";
+/// Addresses of the two: Ferroce's, the guest's.
+const V4: [&str; 2] = ["10.88.0.1", "10.88.0.2"];
+const V6: [&str; 2] = ["fd00:88::1", "fd00:88::2"];
+/// Longest time of a small command in the guest.
+const SMALL: Duration = Duration::from_secs(60);
+
+/// Both hosts.
+pub struct World {
+    // Order of fields is order of dropping: programs and the guest end before the namespace is removed.
+    guest: Option<Guest>,
+    namespace: Namespace,
+    launcher: Launcher,
+    machine: Machine,
+    place: Option<&'static Place>,
+    gids: BTreeMap<&'static str, [u32; 2]>,
+    /// Folder in which programs leave counters and captures; theirs to write.
+    notes: TempDir,
+}
+
+impl World {
+    /// Makes the wire and boots the guest, whose root is made of the programs `launcher` compiled and this machine's.
+    pub fn new(kernel: Kernel, root: PathBuf, launcher: Launcher) -> Result<World, Trouble> {
+        let namespace = Namespace::new().map_err(Trouble::network)?;
+        let network = || -> Result<(), Failure> {
+            namespace.ip(&["tuntap", "add", TAP, "mode", "tap"])?;
+            namespace.address(TAP, 1500, &[&format!("{}/24", V4[0]), &format!("{}/64", V6[0])])
+        };
+        network().map_err(Trouble::network)?;
+        let notes = tempfile::Builder::new()
+            .prefix("ferroce-interop-")
+            .tempdir()
+            .and_then(|dir| fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).map(|()| dir))
+            .map_err(|e| Trouble::program(Failure::new(format!("cannot make a temporary folder: {e}"))))?;
+        let netns = namespace.name().to_owned();
+        let machine = Machine { kernel, root, netns, tap: TAP.to_owned(), mac: MAC, memory_mib: 1024 };
+        Ok(World { guest: None, namespace, launcher, machine, place: None, gids: BTreeMap::new(), notes })
+    }
+
+    /// Makes sure that the guest is up and the wire is as `place` wants it.
+    pub fn enter(&mut self, place: &'static Place) -> Result<(), Trouble> {
+        if self.guest.is_none() {
+            self.guest = Some(Guest::boot(&self.machine).map_err(Trouble::guest)?);
+            self.place = None;
+            let v4 = format!("{}/24", V4[1]);
+            let v6 = format!("{}/64", V6[1]);
+            for command in [
+                "ip link set lo up",
+                &format!("ip link set {CARD} up"),
+                &format!("ip addr add {v4} dev {CARD}"),
+                &format!("ip addr add {v6} dev {CARD} nodad"),
+            ] {
+                self.guest_command(command)?;
+            }
+            // What it said while booting is of no use later.
+            self.kernel_log();
+        }
+        if self.place.is_none_or(|old| old.mtu != place.mtu) {
+            self.set_mtu(place.mtu)?;
+        }
+        if self.place.is_none_or(|old| old.name != place.name) {
+            self.reachable()?;
+            self.look_up_gids(place)?;
+        }
+        self.place = Some(place);
+        Ok(())
+    }
+
+    /// rxe takes the path MTU of its interface when it is made.
+    fn set_mtu(&mut self, mtu: u32) -> Result<(), Trouble> {
+        self.namespace.ip(&["link", "set", TAP, "mtu", &mtu.to_string()]).map_err(Trouble::network)?;
+        if self.place.is_some() {
+            self.guest_command("rdma link del rxe0")?;
+        }
+        self.guest_command(&format!("ip link set {CARD} mtu {mtu}"))?;
+        self.guest_command(&format!("rdma link add rxe0 type rxe netdev {CARD}"))
+    }
+
+    fn look_up_gids(&mut self, place: &'static Place) -> Result<(), Trouble> {
+        let listed = [
+            self.on_ferroce("ibv_devinfo", &["-v".to_owned()], &[], "ibv_devinfo").map_err(Trouble::program)?,
+            self.on_kernel("ibv_devinfo", &["-v".to_owned()], SMALL, "ibv_devinfo").map_err(Trouble::guest)?,
+        ];
+        let finished = crate::ends::wait_all(listed.into(), SMALL).map_err(Trouble::program)?;
+        let index = |side: usize| {
+            let wanted = match place.family {
+                Family::V4 => format!("::ffff:{}", V4[side]),
+                Family::V6 => V6[side].to_owned(),
+            };
+            let gids = parse::gids(&finished[side].stdout);
+            let found = gids.iter().find(|(_, gid)| *gid == wanted).map(|(index, _)| *index);
+            found.ok_or_else(|| {
+                let failure = Failure::new(format!("no GID is {wanted}")).with(finished[side].report());
+                if side == 0 { Trouble::program(failure) } else { Trouble::guest(failure) }
+            })
+        };
+        self.gids.insert(place.name, [index(0)?, index(1)?]);
+        Ok(())
+    }
+
+    /// Is a guest up, or was at last?
+    pub fn has_guest(&self) -> bool {
+        self.guest.is_some()
+    }
+
+    /// Forgets the guest, so that the next line boots a new one.
+    pub fn drop_guest(&mut self) {
+        self.guest = None;
+        self.gids.clear();
+    }
+
+    fn guest(&self) -> Result<&Guest, Failure> {
+        self.guest.as_ref().ok_or_else(|| Failure::new("there is no guest"))
+    }
+
+    /// Who starts programs in the guest.
+    pub fn agent(&self) -> Result<&crate::remote::Agent, Failure> {
+        Ok(self.guest()?.agent())
+    }
+
+    /// Release of the guest's kernel.
+    pub fn kernel(&self) -> &str {
+        &self.machine.kernel.release
+    }
+
+    /// Folder in which programs may write.
+    pub fn notes(&self) -> &Path {
+        self.notes.path()
+    }
+
+    /// The namespace of the wire.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Index of the GID of `place` on a side.
+    pub fn gid(&self, place: &Place, side: Side) -> u32 {
+        let gids = self.gids.get(place.name).expect("the place was entered");
+        gids[side as usize]
+    }
+
+    /// Address of a side for the programs' own TCP connection; stock programs know only IPv4 there.
+    pub fn address(side: Side) -> &'static str {
+        V4[side as usize]
+    }
+
+    /// Starts a program on Ferroce, in a process with the environment `env`.
+    pub fn on_ferroce(&self, program: &str, args: &[String], env: &[(&str, &str)], name: &str) -> Result<End, Failure> {
+        let own = self.launcher.programs().join(program);
+        let program = if own.is_file() { own.into_os_string() } else { program.into() };
+        let args: Vec<std::ffi::OsString> = args.iter().map(Into::into).collect();
+        let netns = Some(self.namespace.name());
+        let command = self.launcher.command(netns, Identity::Ordinary, env, &program, &args);
+        Ok(End::Here(Running::start(name, command, &self.launcher.output())?))
+    }
+
+    /// Starts a program in the guest.
+    pub fn on_kernel(&self, program: &str, args: &[String], limit: Duration, name: &str) -> Result<End, Failure> {
+        let argv: Vec<String> = std::iter::once(format!("/bin/{program}")).chain(args.iter().cloned()).collect();
+        End::there(self.agent()?, name, &argv, limit)
+    }
+
+    /// An error if the guest or the network is not in order.
+    pub fn check(&mut self) -> Result<(), Trouble> {
+        if let Some(guest) = &mut self.guest {
+            guest.check().map_err(Trouble::guest)?;
+        }
+        self.reachable()
+    }
+
+    /// An error unless the guest answers to ICMP over both families.
+    fn reachable(&self) -> Result<(), Trouble> {
+        for address in [V4[1], V6[1]] {
+            self.namespace.exec(&["busybox", "ping", "-c", "2", "-W", "5", address]).map_err(|failure| {
+                Trouble::network(
+                    Failure::new(format!("the guest does not answer from {address}")).with(failure.to_string()),
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    fn guest_command(&self, line: &str) -> Result<(), Trouble> {
+        let argv: Vec<&str> = line.split_whitespace().collect();
+        let run = || self.guest()?.agent().run(&argv, SMALL)?.check_success();
+        run().map_err(|failure| {
+            Trouble::guest(Failure::new(format!("`{line}` failed in the guest")).with(failure.to_string()))
+        })
+    }
+
+    /// rxe's counters, and the guest's count of UDP datagrams under the name `udp_datagrams`.
+    pub fn kernel_counters(&self) -> Result<BTreeMap<String, u64>, Failure> {
+        const SCRIPT: &str = "busybox grep -H '' /sys/class/infiniband/rxe0/ports/1/hw_counters/*; \
+                              busybox grep -A1 '^Udp: In' /proc/net/snmp; busybox grep Udp6InDatagrams /proc/net/snmp6";
+        let finished = self.agent()?.run(&["/bin/busybox", "sh", "-c", SCRIPT], SMALL)?;
+        finished.check_success()?;
+        Ok(parse_counters(&finished.stdout))
+    }
+
+    /// What the kernel said since the last time that this was asked, the end of it.
+    pub fn kernel_log(&self) -> String {
+        const LINES: usize = 60;
+        let script = format!("busybox dmesg -c | busybox tail -n {LINES}");
+        let run = || self.agent()?.run(&["/bin/busybox", "sh", "-c", &script], SMALL);
+        run().map(|finished| finished.stdout).unwrap_or_default()
+    }
+}
+
+fn parse_counters(text: &str) -> BTreeMap<String, u64> {
+    let mut counters = BTreeMap::new();
+    let mut datagrams = 0;
+    for line in text.lines() {
+        if let Some((path, value)) = line.split_once(':')
+            && let Some((_, name)) = path.rsplit_once("hw_counters/")
+            && let Ok(value) = value.trim().parse()
+        {
+            counters.insert(name.to_owned(), value);
+        }
+        let mut words = line.split_whitespace();
+        if let (Some("Udp:" | "Udp6InDatagrams"), Some(Ok(value))) = (words.next(), words.next().map(str::parse::<u64>))
+        {
+            datagrams += value;
+        }
+    }
+    counters.insert("udp_datagrams".to_owned(), datagrams);
+    counters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_the_kernel() {
+        let text = "/sys/class/infiniband/rxe0/ports/1/hw_counters/rcvd_pkts:12\n\
+                    /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts:34\n\
+                    Udp: InDatagrams NoPorts InErrors\nUdp: 56 0 0\nUdp6InDatagrams                 \t7\n";
+        let counters = parse_counters(text);
+        assert_eq!((counters["rcvd_pkts"], counters["sent_pkts"], counters["udp_datagrams"]), (12, 34, 63));
+    }
+}
