@@ -42,6 +42,7 @@ pub(crate) const NO_COMPLETION: Completion = Completion {
     flags: WcFlags::empty(),
     vendor_err: 0,
     solicited: false,
+    sl: 0,
 };
 
 /// What both ways to make a CQ need.
@@ -117,7 +118,7 @@ pub(crate) fn wc(completion: &Completion) -> ibv_wc {
         wc_flags: completion.flags.bits(),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: completion.sl,
         dlid_path_bits: 0,
     }
 }

@@ -203,8 +203,9 @@ slot! {
     }
 
     /// `ibv_wc_read_sl`.
-    fn read_sl as "ibv_wc_read_sl" (_cq: *mut ibv_cq_ex) -> Plain<u8> {
-        Ok(0)
+    fn read_sl as "ibv_wc_read_sl" (cq: *mut ibv_cq_ex) -> Plain<u8> {
+        // SAFETY: by the contract of the verb.
+        Ok(unsafe { current(cq) }?.sl)
     }
 
     /// `ibv_wc_read_dlid_path_bits`: Ethernet has none.

@@ -1,4 +1,5 @@
-//! The one way into the library: every exported function and every slot of a dispatch table is made by the macros `verb!` or `slot!`.
+//! The one way into the library: every exported function and every slot of a dispatch table is made by the macros `verb!` or
+//! `slot!`.
 //!
 //! A body returns [`Verb`]; the wrapper turns a [`Refusal`] into what that function's callers expect (the conventions of verbs are
 //! mixed), sets `errno`, tells the log and the recorder, and stops panics at the boundary.

@@ -20,6 +20,8 @@ pub(crate) struct Extras {
     pub(crate) src_qp: u32,
     /// The buffer starts with the GRH area (UD).
     pub(crate) grh: bool,
+    /// [`Completion::sl`].
+    pub(crate) sl: u8,
 }
 
 impl Receive {
@@ -78,6 +80,7 @@ fn complete(wr_id: u64, opcode: WcOpcode, byte_len: u32, init: &QpInit, extras: 
         flags,
         vendor_err: vendor::NONE,
         solicited: extras.solicited,
+        sl: extras.sl,
     });
 }
 
@@ -95,6 +98,7 @@ pub(crate) fn fail(wr: &RecvWr, init: &QpInit, src_qp: u32, failure: Failure, ho
         vendor_err: failure.vendor,
         // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
         solicited: true,
+        sl: 0,
     });
 }
 

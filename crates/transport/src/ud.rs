@@ -55,6 +55,7 @@ impl UdReceiver {
             solicited: headers.bth.solicited,
             src_qp: deth.src_qp,
             grh: true,
+            sl: packet_kind(&grh),
         };
         receive.complete(conn.init, extras, host);
         Ok(())
@@ -67,4 +68,12 @@ impl UdReceiver {
             receive::flush(&wr, conn.init, 0, host);
         }
     }
+}
+
+/// What [`Completion::sl`](crate::Completion::sl) tells of a datagram with this header in its GRH area.
+fn packet_kind(grh: &[u8]) -> u8 {
+    const ROCE_V2: u8 = 1 << 3;
+    const IPV6: u8 = 1;
+    const IPV4: u8 = 2;
+    ROCE_V2 | if grh[0] >> 4 == 6 { IPV6 } else { IPV4 }
 }

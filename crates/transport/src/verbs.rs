@@ -157,6 +157,9 @@ pub struct Completion {
     pub vendor_err: u32,
     /// The peer asked for a solicited event (receive side).
     pub solicited: bool,
+    /// Service level. Ethernet has none; cards tell the kind of packet of a UD receive here instead (IBA annex A17.4.5.1): bit 3 for
+    /// RoCE v2, then 1 for IPv6 or 2 for IPv4. Programs read it to find the addresses in the GRH area. 0 otherwise.
+    pub sl: u8,
 }
 
 /// A scatter/gather element: `struct ibv_sge`.

@@ -212,6 +212,7 @@ impl Wqe {
             vendor_err: failure.map_or(vendor::NONE, |failure| failure.vendor),
             // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
             solicited: failure.is_some(),
+            sl: 0,
         }
     }
 

@@ -287,6 +287,7 @@ pub(crate) const NO_COMPLETION: Completion = Completion {
     flags: ferroce::WcFlags::empty(),
     vendor_err: 0,
     solicited: false,
+    sl: 0,
 };
 
 /// What a failed completion means to the person who runs the test.

@@ -20,5 +20,6 @@ fn completion(wr_id: u64, qp_num: u32) -> Completion {
         flags: WcFlags::empty(),
         vendor_err: 0,
         solicited: false,
+        sl: 0,
     }
 }

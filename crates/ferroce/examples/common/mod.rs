@@ -72,6 +72,7 @@ impl End {
             flags: WcFlags::empty(),
             vendor_err: 0,
             solicited: false,
+            sl: 0,
         };
         let mut out = [empty];
         while self.cq.poll(&mut out)? == 0 {}

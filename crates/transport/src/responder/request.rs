@@ -378,5 +378,6 @@ fn extras(conn: Conn<'_>, packet: &Packet<'_>) -> Extras {
         solicited: headers.bth.solicited,
         src_qp: conn.attr.dest_qpn,
         grh: false,
+        sl: 0,
     }
 }

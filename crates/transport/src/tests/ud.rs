@@ -29,6 +29,7 @@ fn datagrams_of_each_size_behind_a_grh_area() {
         assert_eq!((got.wr_id, got.opcode, got.byte_len, got.imm), (100, WcOpcode::Recv, len + GRH, 5));
         assert_eq!((got.flags, got.src_qp, got.solicited), (WcFlags::GRH | WcFlags::WITH_IMM, 0x11, true));
         assert_eq!(pair.b.host.received[1].flags, WcFlags::GRH);
+        assert_eq!(got.sl, 0b1010, "RoCE v2 over IPv4");
         assert_eq!(pair.b.bytes(GRH, len), pair.a.bytes(500_000, len));
         let header = pair.b.bytes(20, 20);
         assert_eq!((header[0], &header[12..16]), (0x45, &[10, 88, 0, 1][..]), "IPv4 header in the area's second half");
