@@ -1,6 +1,6 @@
 //! The side that asks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ferroce_wire::{Flow as FlowPacket, FlowKind, Psn};
@@ -73,8 +73,8 @@ pub(crate) struct Flows {
     flows: BTreeMap<Key, Flow>,
     /// Whom to ask by a packet of our own.
     to_ask: VecDeque<Key>,
-    /// No flow's patience ends before.
-    next: Option<Nanos>,
+    /// When whose patience ends.
+    due: BTreeSet<(Nanos, Key)>,
 }
 
 impl Flows {
@@ -86,8 +86,9 @@ impl Flows {
             return (size.packets, false);
         }
         let flow = self.flows.entry(key).or_insert_with(|| Flow::new(to));
+        let due = flow.due;
         let departed = flow.depart(now, to, psn, size, host);
-        self.next = earliest(self.next, flow.due);
+        reschedule(&mut self.due, key, due, flow.due);
         departed
     }
 
@@ -125,8 +126,8 @@ impl Flows {
         flow.peer = Peer::Ferroce;
         flow.questions = 0;
         flow.give_back(flights, from.qpn, if missing { WindowSignal::Lost } else { WindowSignal::Acked }, host);
-        flow.due = (!flow.flights.is_empty()).then_some(now + QUESTION_FIRST);
-        self.next = earliest(self.next, flow.due);
+        let due = std::mem::replace(&mut flow.due, (!flow.flights.is_empty()).then_some(now + QUESTION_FIRST));
+        reschedule(&mut self.due, from, due, flow.due);
         Ok(())
     }
 
@@ -143,41 +144,37 @@ impl Flows {
         }
     }
 
-    /// No earlier than this something is to be done without an answer.
+    /// When something is to be done if no answer comes.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
-        self.next
+        self.due.first().map(|(due, _)| *due)
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Nanos, host: &mut impl Host) {
-        if self.next.is_none_or(|next| next > now) {
-            return;
-        }
-        for (key, flow) in &mut self.flows {
-            if flow.due.is_none_or(|due| due > now) {
-                continue;
-            }
+        while let Some(&(due, key)) = self.due.first().filter(|(due, _)| *due <= now) {
+            let flow = self.flows.get_mut(&key).expect("patience ends with its flow");
             if flow.peer == Peer::Ferroce && flow.questions < QUESTIONS_MAX {
                 flow.questions += 1;
                 flow.due = Some(now + (QUESTION_FIRST << flow.questions));
-                if !self.to_ask.contains(key) {
-                    self.to_ask.push_back(*key);
+                if !self.to_ask.contains(&key) {
+                    self.to_ask.push_back(key);
                 }
             } else {
                 flow.estrange(now, key.qpn, host);
             }
+            reschedule(&mut self.due, key, Some(due), flow.due);
         }
-        self.next = self.flows.values().filter_map(|flow| flow.due).min();
     }
 
     /// The train that asks about `psn` did not go out after all.
     pub(crate) fn unsent(&mut self, to: To<'_>, psn: Psn, host: &mut impl Host) {
-        if let Some(flow) = self.flows.get_mut(&Key::new(to.path.dst, to.qpn))
+        let key = Key::new(to.path.dst, to.qpn);
+        if let Some(flow) = self.flows.get_mut(&key)
             && let Some(place) = flow.flights.iter().position(|flight| flight.psn == psn)
         {
             let flight = flow.flights.remove(place).expect("the place was just found");
             flow.give_back_bytes(flight.charge, to.qpn, WindowSignal::Released, host);
             if flow.flights.is_empty() {
-                flow.due = None;
+                reschedule(&mut self.due, key, flow.due.take(), None);
             }
         }
     }
@@ -191,17 +188,17 @@ impl Flows {
             flow.due = None;
         }
         self.to_ask.clear();
-        self.next = None;
+        self.due.clear();
     }
 
     /// What holds between inputs, whatever comes.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn assert_invariants(&self) {
-        assert!(self.flows.len() <= FLOWS_MAX);
+        assert!(self.flows.len() <= FLOWS_MAX && self.due.len() <= self.flows.len());
         for (key, flow) in &self.flows {
             // What is under way is never waited for without a timer.
             assert_eq!(flow.due.is_some(), !flow.flights.is_empty(), "{key:?}: {flow:?}");
-            assert!(flow.due.is_none_or(|due| self.next.is_some_and(|next| next <= due)), "{key:?}: {flow:?}");
+            assert!(flow.due.is_none_or(|due| self.due.contains(&(due, *key))), "{key:?}: {flow:?}");
             assert!(flow.flights.is_empty() || !matches!(flow.peer, Peer::Stranger { .. }), "{key:?}: {flow:?}");
         }
     }
@@ -281,6 +278,9 @@ impl Flow {
     }
 }
 
-fn earliest(a: Option<Nanos>, b: Option<Nanos>) -> Option<Nanos> {
-    [a, b].into_iter().flatten().min()
+fn reschedule(due: &mut BTreeSet<(Nanos, Key)>, key: Key, from: Option<Nanos>, to: Option<Nanos>) {
+    if from != to {
+        from.map(|at| due.remove(&(at, key)));
+        to.map(|at| due.insert((at, key)));
+    }
 }

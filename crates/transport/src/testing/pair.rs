@@ -1,6 +1,6 @@
 //! Two queue pairs with a wire between them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -101,6 +101,37 @@ impl End {
     }
 }
 
+/// A receive buffer and how fast it is emptied.
+#[derive(Clone, Debug)]
+struct Buffer {
+    capacity: u32,
+    pace: Nanos,
+    /// When each packet in it is read, and its bytes.
+    waiting: VecDeque<(Nanos, u32)>,
+    /// Nothing is read before.
+    next_read: Nanos,
+}
+
+/// What the kernel keeps on a datagram's account besides its bytes.
+const BOOKKEEPING: u32 = 1024;
+
+impl Buffer {
+    /// When a packet that arrives at `at` is read. `None`: there is no room for it.
+    fn take(&mut self, at: Nanos, bytes: u32) -> Option<Nanos> {
+        while self.waiting.front().is_some_and(|&(read, _)| read <= at) {
+            self.waiting.pop_front();
+        }
+        let bytes = bytes + BOOKKEEPING;
+        if self.waiting.iter().map(|&(_, bytes)| bytes).sum::<u32>() + bytes > self.capacity {
+            return None;
+        }
+        let read = self.next_read.max(at);
+        self.next_read = read + self.pace;
+        self.waiting.push_back((read, bytes));
+        Some(read)
+    }
+}
+
 /// How two queue pairs are made and connected.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -162,6 +193,10 @@ pub struct Pair {
     /// Packets on the wire by time of arrival; the number keeps those of one time in order.
     wire: BTreeMap<(Nanos, u64), (Who, SimPacket)>,
     numbered: u64,
+    /// Receive buffers, by end; endless if not given.
+    buffers: [Option<Buffer>; 2],
+    /// Packets that found no room in a receive buffer.
+    pub overflown: u32,
 }
 
 impl fmt::Debug for Pair {
@@ -216,6 +251,8 @@ impl Pair {
             rule: Box::new(|_, _| Fate::Deliver),
             wire: BTreeMap::new(),
             numbered: 0,
+            buffers: [None, None],
+            overflown: 0,
         }
     }
 
@@ -414,7 +451,27 @@ impl Pair {
         }
     }
 
-    fn enqueue(&mut self, at: Nanos, from: Who, packet: SimPacket) {
+    /// Gives an end a receive buffer of `capacity` bytes from which a packet is read every `pace`.
+    pub fn buffer(&mut self, who: Who, capacity: u32, pace: Nanos) {
+        self.buffers[who as usize] = Some(Buffer { capacity, pace, waiting: VecDeque::new(), next_read: self.now });
+    }
+
+    /// An end that has a buffer reads nothing from it for a time.
+    pub fn pause(&mut self, who: Who, time: Nanos) {
+        let buffer = self.buffers[who as usize].as_mut().expect("the end has a buffer");
+        buffer.next_read = buffer.next_read.max(self.now + time);
+    }
+
+    fn enqueue(&mut self, arrival: Nanos, from: Who, packet: SimPacket) {
+        let bytes = (packet.headers.len() + packet.payload.len()) as u32;
+        let at = match &mut self.buffers[from.peer() as usize] {
+            Some(buffer) => buffer.take(arrival, bytes),
+            None => Some(arrival),
+        };
+        let Some(at) = at else {
+            self.overflown += 1;
+            return;
+        };
         self.wire.insert((at, self.numbered), (from.peer(), packet));
         self.numbered += 1;
     }

@@ -1,5 +1,6 @@
 //! Tests of whole queue pairs, over the simulated wire.
 
+mod flow;
 mod hostile;
 mod random;
 mod rc_data;
