@@ -84,9 +84,9 @@ fn memory() {
 
 fn keys() {
     let table = KeyTable::new(1);
-    let buffer = Buffer::new(1 << 20);
+    let buffer = Arc::new(Buffer::new(1 << 20));
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let register = || table.register(1, buffer.region(), buffer.addr(), access).unwrap();
+    let register = || table.register_buffer(1, &buffer, access).unwrap();
     let keys: Vec<_> = (0..1_000).map(|_| register()).collect();
     let mut index = 0;
     let resolve = || {

@@ -1,17 +1,18 @@
 //! Memory keys: which memory a number on the wire, or in a scatter/gather element, stands for.
 
-use std::collections::VecDeque;
-use std::sync::OnceLock;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use ferroce_transport::{Access, MemoryError, Span};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::error::CoreError;
 use crate::limits;
-use crate::mem::{self, RawRegion};
+use crate::mem::{self, Buffer, RawRegion};
 
 /// The low bits of a key are a random tag, the rest is the index of a slot.
 const TAG_BITS: u32 = 12;
@@ -84,6 +85,8 @@ struct Writer {
     chunks: usize,
     live: u32,
     random: StdRng,
+    /// Registered buffers by key.
+    buffers: HashMap<u32, Arc<Buffer>>,
 }
 
 impl KeyTable {
@@ -96,6 +99,7 @@ impl KeyTable {
                 chunks: 0,
                 live: 0,
                 random: StdRng::seed_from_u64(seed),
+                buffers: HashMap::new(),
             }),
         }
     }
@@ -128,6 +132,23 @@ impl KeyTable {
         slot.stamp.store(generation << 32 | u64::from(key), Ordering::Release);
         writer.live += 1;
         Ok(MrKey { lkey: key, rkey: key })
+    }
+
+    /// Registers a buffer under its own address. The table keeps it alive until [`KeyTable::release`].
+    ///
+    /// # Errors
+    /// As for [`KeyTable::register`].
+    pub fn register_buffer(&self, pd: u32, buffer: &Arc<Buffer>, access: Access) -> Result<MrKey, CoreError> {
+        let key = self.register(pd, buffer.region(), buffer.addr(), access)?;
+        self.writer.lock().buffers.insert(key.lkey, Arc::clone(buffer));
+        Ok(key)
+    }
+
+    /// After [`KeyTable::begin_deregister`], when no lane can touch the memory any more: lets go of a registered buffer.
+    pub fn release(&self, lkey: u32) {
+        let buffer = self.writer.lock().buffers.remove(&lkey);
+        // Not under the lock: its memory may be given back here.
+        drop(buffer);
     }
 
     /// Makes every later look-up of a region fail. Who looked it up before may still use its memory: the caller waits for the
@@ -217,7 +238,10 @@ impl KeyTable {
             })?;
             chunk.get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
             let first = (writer.chunks * CHUNK) as u32;
-            writer.free.extend(first..first + CHUNK as u32);
+            // In random order: the next key does not follow from the last.
+            let mut fresh: Vec<u32> = (first..first + CHUNK as u32).collect();
+            fresh.shuffle(&mut writer.random);
+            writer.free.extend(fresh);
             writer.chunks += 1;
         }
         Ok(writer.free.pop_front().expect("a chunk has slots"))

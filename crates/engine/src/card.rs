@@ -4,10 +4,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ferroce_core::{CoreError, KeyTable};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::RwLock;
 
 use crate::lane::Lane;
+use crate::progress;
 
 /// A software RDMA card.
 #[derive(Debug)]
@@ -53,11 +53,15 @@ impl Card {
         match lanes.as_slice() {
             [lane] => lane.attend(event),
             // With several lanes their progress threads do the work.
-            _ => {
-                let mut polled = [PollFd::new(event, PollFlags::POLLIN)];
-                poll(&mut polled, PollTimeout::NONE)?;
-                Ok(())
-            }
+            _ => progress::sleep_for(event),
+        }
+    }
+
+    /// Sends what is owed, in a process that is about to end: the peer of a program that exits right after it was given a message has
+    /// its ACK all the same.
+    pub fn settle(&self) {
+        for lane in self.lanes() {
+            lane.settle();
         }
     }
 
@@ -68,6 +72,7 @@ impl Card {
     pub fn deregister(&self, lkey: u32) -> Result<(), CoreError> {
         self.keys.begin_deregister(lkey)?;
         self.quiesce();
+        self.keys.release(lkey);
         Ok(())
     }
 

@@ -32,7 +32,7 @@ pub(crate) struct QpHost<'a> {
 
 impl<'a> QpHost<'a> {
     fn complete(&mut self, cq: &'a Arc<Cq>, completion: Completion) {
-        if cq.push(completion) {
+        if cq.push(completion) && !self.moderated.iter().any(|known| Arc::ptr_eq(known, cq)) {
             self.moderated.push(Arc::clone(cq));
         }
     }

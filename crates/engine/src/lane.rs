@@ -5,12 +5,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use ferroce_core::{CoreError, KeyTable};
+use ferroce_core::{AsyncEvent, CoreError, KeyTable};
 use ferroce_link::Link;
 use ferroce_transport::{QpAttr, QpAttrMask, QpState};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::MutexGuard;
 
 use crate::clock;
@@ -20,6 +19,7 @@ use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
 use crate::relay::Relay;
 use crate::run::{LaneState, Turn};
+use crate::sleeper::Sleeper;
 
 /// A queue pair number is the lane's number above, the slot below this bit.
 pub const LANE_SHIFT: u32 = 14;
@@ -28,7 +28,7 @@ pub const SLOTS_PER_LANE: u32 = 1 << LANE_SHIFT;
 
 /// One in so many of a polling program's turns looks at the relay.
 const POLLS_PER_RELAY: u64 = 64;
-/// "Not asleep" in `sleep_until`, and "no deadline" in `deadline`.
+/// "No deadline" in `deadline`.
 const NEVER: u64 = u64::MAX;
 
 /// What the progress thread is at.
@@ -58,15 +58,16 @@ pub struct Lane {
     state: Gate<LaneState>,
     /// Counts the program's polls, so that the progress thread sees whether it still polls.
     polls: AtomicU64,
-    /// Until when the thread that looks after the lane (progress thread or attendant) sleeps; [`NEVER`] while it is awake.
-    sleep_until: AtomicU64,
-    /// Program threads that wait for a completion event and look after the lane meanwhile.
-    attendants: AtomicU32,
+    /// The progress thread.
+    progress_sleeper: Sleeper,
+    /// A program thread that waits for a completion event and looks after the lane meanwhile.
+    attendant: Sleeper,
+    /// The attendant's seat is taken.
+    attended: AtomicBool,
     /// What the progress thread is at: a [`Progress`].
     progress: AtomicU8,
     /// When the lane next needs a turn without a packet.
     deadline: AtomicU64,
-    wake: EventFd,
     sleep_fds: Vec<OwnedFd>,
     closed: AtomicBool,
 }
@@ -89,11 +90,11 @@ impl Lane {
             shared: LaneShared { number, keys, counters: Counters::default() },
             state: Gate::new(LaneState::new(link, relay, seed)),
             polls: AtomicU64::new(0),
-            sleep_until: AtomicU64::new(NEVER),
-            attendants: AtomicU32::new(0),
+            progress_sleeper: Sleeper::new()?,
+            attendant: Sleeper::new()?,
+            attended: AtomicBool::new(false),
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
-            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             sleep_fds,
             closed: AtomicBool::new(false),
         });
@@ -119,7 +120,7 @@ impl Lane {
     /// Ends the progress thread. Queue pairs still open make no more progress.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.wake_progress();
+        self.progress_sleeper.wake();
     }
 
     /// Makes a queue pair in RESET.
@@ -139,12 +140,16 @@ impl Lane {
     }
 
     pub(crate) fn destroy(&self, qp: &QueuePair) {
-        self.locked(|state| state.remove(&self.shared, clock::now(), qp));
+        self.locked(|state| {
+            // An ACK that waited for the program's answer goes out now: the peer must not wait in vain.
+            state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
+            state.remove(&self.shared, clock::now(), qp);
+        });
     }
 
     pub(crate) fn modify(&self, qp: &QueuePair, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CoreError> {
         self.locked(|state| {
-            // Requests posted before this call belong to the old state.
+            // Requests posted and ACKs owed before this call belong to the old state.
             state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
             state.modify(&self.shared, clock::now(), qp, attr, mask)
         })
@@ -175,6 +180,11 @@ impl Lane {
         self.run_if_free(Turn::POST);
     }
 
+    /// Sends what is owed, in a process that is about to end.
+    pub fn settle(&self) {
+        self.run_if_free(Turn::POST);
+    }
+
     /// One turn for a polling program: packets, timers, doorbells, transmission. Does nothing if another thread is at it.
     pub fn turn(&self) {
         let polls = self.polls.fetch_add(1, Ordering::Relaxed);
@@ -187,26 +197,37 @@ impl Lane {
     /// # Errors
     /// EINTR: a signal handler ran.
     pub fn attend(&self, event: BorrowedFd<'_>) -> std::io::Result<()> {
-        self.attendants.fetch_add(1, Ordering::SeqCst);
+        if self.attended.swap(true, Ordering::SeqCst) {
+            // One attendant is enough; it raises our event too.
+            return progress::sleep_for(event);
+        }
         self.polls.fetch_add(1, Ordering::Relaxed);
         if self.progress() == Progress::OnDuty {
-            self.wake_progress();
+            self.progress_sleeper.wake();
         }
         // Something may have come in since the program last looked.
         self.run_if_free(Turn::PROGRAM_ALL);
-        let slept = progress::sleep_on(self, Some(event), &mut Vec::new());
-        self.drain_wake();
+        let slept = progress::sleep_on(self, &self.attendant, Some(event), &mut Vec::new());
         self.run_if_free(Turn::PROGRAM_ALL);
         self.polls.fetch_add(1, Ordering::Relaxed);
-        self.attendants.fetch_sub(1, Ordering::SeqCst);
+        self.attended.store(false, Ordering::SeqCst);
         if self.progress() == Progress::Relieved {
-            self.wake_progress();
+            self.progress_sleeper.wake();
         }
         slept
     }
 
     pub(crate) fn is_attended(&self) -> bool {
-        self.attendants.load(Ordering::SeqCst) > 0
+        self.attended.load(Ordering::SeqCst)
+    }
+
+    /// After a broken invariant: the card is dead, and every context that has a queue pair here is told so.
+    pub(crate) fn fail(&self) {
+        log::error!("lane {} ended by a broken invariant: this is a fault of Ferroce", self.shared.number);
+        self.close();
+        for events in self.state.lock().event_queues() {
+            events.push(AsyncEvent::DeviceFatal);
+        }
     }
 
     pub(crate) fn set_progress(&self, progress: Progress) {
@@ -222,18 +243,8 @@ impl Lane {
         }
     }
 
-    fn wake_progress(&self) {
-        // A full counter already wakes the thread.
-        let _ = self.wake.write(1);
-    }
-
-    pub(crate) fn drain_wake(&self) {
-        // The count itself says nothing: an empty eventfd answers EAGAIN.
-        let _ = self.wake.read();
-    }
-
-    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+    pub(crate) fn progress_sleeper(&self) -> &Sleeper {
+        &self.progress_sleeper
     }
 
     /// One turn for the progress thread.
@@ -250,16 +261,13 @@ impl Lane {
         });
     }
 
-    /// Lets go of the lane and wakes the progress thread if it would oversleep.
+    /// Lets go of the lane and wakes who looks after it if they would oversleep.
     fn leave(&self, state: MutexGuard<'_, LaneState>) {
         let deadline = state.next_deadline().unwrap_or(NEVER);
         self.deadline.store(deadline, Ordering::SeqCst);
         drop(state);
-        let sleep_until = self.sleep_until.load(Ordering::SeqCst);
-        if sleep_until != NEVER && deadline < sleep_until {
-            self.sleep_until.store(NEVER, Ordering::SeqCst);
-            self.wake_progress();
-        }
+        self.progress_sleeper.mind(deadline);
+        self.attendant.mind(deadline);
     }
 
     pub(crate) fn polls(&self) -> u64 {
@@ -272,14 +280,6 @@ impl Lane {
 
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         Some(self.deadline.load(Ordering::SeqCst)).filter(|deadline| *deadline != NEVER)
-    }
-
-    pub(crate) fn announce_sleep(&self, until: u64) {
-        self.sleep_until.store(until, Ordering::SeqCst);
-    }
-
-    pub(crate) fn end_sleep(&self) {
-        self.sleep_until.store(NEVER, Ordering::SeqCst);
     }
 
     /// What becomes readable when the link or the relay has packets.

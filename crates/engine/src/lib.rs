@@ -15,6 +15,7 @@ mod progress;
 mod queue_pair;
 mod relay;
 mod run;
+mod sleeper;
 mod slots;
 mod sync;
 mod timers;

@@ -4,6 +4,7 @@
 //! polling stops, the thread sleeps on the lane's sockets and turns the lane itself.
 
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -13,6 +14,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::clock;
 use crate::lane::{Lane, Progress};
+use crate::sleeper::Sleeper;
 
 /// How long the thread leaves the lane to a polling program before it looks again.
 const WATCH_NS: i64 = 250_000;
@@ -73,11 +75,14 @@ fn run(weak: &Weak<Lane>) {
         } else {
             lane.set_progress(Progress::OnDuty);
             // EINTR counts as a wake-up.
-            let _ = sleep_on(&lane, None, &mut hung_up);
+            let _ = sleep_on(&lane, lane.progress_sleeper(), None, &mut hung_up);
             lane.set_progress(Progress::Awake);
-            lane.drain_wake();
             if lane.polls() - polls_seen < SPINNER_POLLS {
-                lane.turn_blocking();
+                let turn = || lane.turn_blocking();
+                if catch_unwind(AssertUnwindSafe(turn)).is_err() {
+                    lane.fail();
+                    return;
+                }
             }
         }
     }
@@ -93,11 +98,12 @@ fn sleep_relieved(lane: &Lane) {
     lane.set_progress(Progress::Relieved);
     // It may have gone before it could see that we rely on it.
     if lane.is_attended() {
-        let mut polled = [PollFd::new(lane.wake_fd(), PollFlags::POLLIN)];
+        let mut polled = [PollFd::new(lane.progress_sleeper().fd(), PollFlags::POLLIN)];
         // EINTR counts as a wake-up.
         let _ = ppoll(&mut polled, Some(time_spec(SLEEP_MAX_NS)), None);
     }
     lane.set_progress(Progress::Awake);
+    lane.progress_sleeper().rise();
 }
 
 /// Sleeps until a packet, a timer, a wake-up or `event`. `hung_up` are the descriptors whose other end is gone for good (the service's
@@ -105,27 +111,41 @@ fn sleep_relieved(lane: &Lane) {
 ///
 /// # Errors
 /// EINTR: a signal handler ran.
-pub(crate) fn sleep_on(lane: &Lane, event: Option<BorrowedFd<'_>>, hung_up: &mut Vec<usize>) -> std::io::Result<()> {
+pub(crate) fn sleep_on(
+    lane: &Lane,
+    sleeper: &Sleeper,
+    event: Option<BorrowedFd<'_>>,
+    hung_up: &mut Vec<usize>,
+) -> std::io::Result<()> {
     let now = clock::now();
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(now + SLEEP_MAX_NS);
-    lane.announce_sleep(until);
+    sleeper.announce(until);
     // A doorbell rung or deadline armed before the announcement was seen by nobody: look once more.
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(until);
     let nap = until.saturating_sub(clock::now());
     let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) = lane
         .sleep_fds()
-        .chain([lane.wake_fd()])
+        .chain([sleeper.fd()])
         .chain(event)
         .enumerate()
         .filter(|(place, _)| !hung_up.contains(place))
         .map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN)))
         .unzip();
     let slept = ppoll(&mut polled, Some(time_spec(nap)), None);
-    lane.end_sleep();
+    sleeper.rise();
     let gone =
         places.iter().zip(&polled).filter(|(_, fd)| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP)));
     hung_up.extend(gone.map(|(place, _)| *place));
     slept.map(drop).map_err(Into::into)
+}
+
+/// Sleeps until `event` is readable.
+///
+/// # Errors
+/// EINTR: a signal handler ran.
+pub(crate) fn sleep_for(event: BorrowedFd<'_>) -> std::io::Result<()> {
+    let mut polled = [PollFd::new(event, PollFlags::POLLIN)];
+    ppoll(&mut polled, None, None).map(drop).map_err(Into::into)
 }
 
 fn time_spec(ns: u64) -> TimeSpec {

@@ -144,6 +144,9 @@ impl QueuePair {
                 "post_send before the queue pair is in RTS: ibv_modify_qp it to RTS first",
             ));
         }
+        if self.lane.is_closed() {
+            return Err(CoreError::new(libc::EIO, "the card has failed: open the device anew"));
+        }
         self.check_operation(wr)?;
         self.check_data(wr)
     }

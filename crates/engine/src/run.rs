@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_core::{CoreError, Cq};
+use ferroce_core::{AsyncQueue, CoreError, Cq};
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window};
 use ferroce_wire::Headers;
@@ -123,6 +123,18 @@ impl LaneState {
             sent: Vec::new(),
             scratch: vec![0; ferroce_transport::MAX_TRAIN_BYTES as usize],
         }
+    }
+
+    /// The event queues of the contexts that have queue pairs here, each once.
+    pub(crate) fn event_queues(&self) -> Vec<Arc<AsyncQueue>> {
+        let mut queues: Vec<Arc<AsyncQueue>> = Vec::new();
+        for entry in self.machines.table.iter().flatten() {
+            let events = &entry.qp.init.events;
+            if !queues.iter().any(|known| Arc::ptr_eq(known, events)) {
+                queues.push(Arc::clone(events));
+            }
+        }
+        queues
     }
 
     pub(crate) fn take_slot(&mut self) -> Option<u16> {

@@ -85,7 +85,7 @@ struct Node {
     lane: Arc<Lane>,
     cq: Arc<Cq>,
     qp: Arc<QueuePair>,
-    buffer: Buffer,
+    buffer: Arc<Buffer>,
     key: u32,
 }
 
@@ -118,9 +118,9 @@ fn node(number: u16, tx: &Arc<Pipe>, rx: &Arc<Pipe>) -> Node {
             cookie: 0,
         })
         .expect("a queue pair");
-    let buffer = Buffer::new(BYTES);
+    let buffer = Arc::new(Buffer::new(BYTES));
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let key = card.keys().register(PD, buffer.region(), buffer.addr(), access).expect("a region").lkey;
+    let key = card.keys().register_buffer(PD, &buffer, access).expect("a region").lkey;
     Node { card, lane, cq, qp, buffer, key }
 }
 
@@ -290,6 +290,26 @@ fn destroying_a_queue_pair_under_traffic_leaves_no_completion_of_it() {
     assert_eq!(a.cq.poll_one(), None);
     std::mem::forget(a);
     b.lane.close();
+}
+
+/// The ACK of a message may wait for the program's answer: not when the program answers by destroying the queue pair.
+#[test]
+fn the_last_message_is_acknowledged_although_its_receiver_leaves_at_once() {
+    for _ in 0..20 {
+        let (a, b) = connected();
+        let sge = Sge { addr: b.buffer.addr(), length: 64, lkey: b.key };
+        b.qp.post_recv(RecvWr { wr_id: 9, sges: [sge].into_iter().collect() }).expect("room");
+        a.post(1, SendOp::Send, 64);
+        assert_eq!(b.wait(true).wr_id, 9);
+        b.qp.destroy();
+        assert_eq!(a.wait(false).status, WcStatus::Success);
+        a.qp.destroy();
+        // Both are destroyed; only the lanes are left to close.
+        for node in [a, b] {
+            node.lane.close();
+            std::mem::forget(node);
+        }
+    }
 }
 
 /// A region whose addresses begin at 0 may lie anywhere: an atomic on an aligned address of it need not be one on aligned memory.

@@ -41,20 +41,13 @@ pub struct Context {
     card: Arc<Card>,
     events: Arc<AsyncQueue>,
     generation: Generation,
-    /// PDs, CQs and channels alive, for the EBUSY of close.
-    pub(crate) users: AtomicU32,
 }
 
 impl Context {
     pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
         let (card, watch) = process_card()?;
-        let context = Arc::new(Context {
-            device,
-            card,
-            events: Arc::new(AsyncQueue::new()?),
-            generation: Generation::current(),
-            users: AtomicU32::new(0),
-        });
+        let context =
+            Arc::new(Context { device, card, events: Arc::new(AsyncQueue::new()?), generation: Generation::current() });
         watch.add(&context);
         Ok(context)
     }
@@ -173,6 +166,16 @@ impl Drop for Context {
         if let Err(error) = file.and_then(|mut file| file.write_all(lines.as_bytes())) {
             log::warn!("cannot write the counters to {}: {error}", path.display());
         }
+    }
+}
+
+/// For the exit of the process: sends the ACKs that wait for the program's answer. Never waits.
+pub fn settle_before_exit() {
+    let card = CARD.try_lock().and_then(|slot| {
+        slot.as_ref().filter(|process| !process.generation.is_stale()).map(|process| Arc::clone(&process.card))
+    });
+    if let Some(card) = card {
+        card.settle();
     }
 }
 

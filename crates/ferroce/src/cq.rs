@@ -44,7 +44,6 @@ impl Cq {
     ) -> Result<Arc<Cq>> {
         let events = Arc::clone(context.events());
         let queue = Arc::new(ferroce_core::Cq::new(cqe, channel, events, cookie)?);
-        context.users.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Cq {
             context,
             queue,
@@ -134,7 +133,6 @@ impl Cq {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return Ok(EventsDelivered::default());
         }
-        self.context.users.fetch_sub(1, Ordering::Relaxed);
         // A lane may be about to tell an event that a moderation period held back: of a queue that is gone there must be none.
         self.queue.disarm();
         self.context.card().quiesce();

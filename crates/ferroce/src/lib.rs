@@ -19,7 +19,7 @@ mod relay;
 mod srq;
 mod watch;
 
-pub use context::Context;
+pub use context::{Context, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, devices};
 pub use error::{Error, Result};

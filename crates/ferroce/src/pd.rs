@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ferroce_core::{Buffer, RawRegion};
+use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion};
 use ferroce_transport::{Access, PathAddr};
 
 use crate::context::Context;
@@ -23,7 +23,6 @@ pub struct Pd {
 
 impl Pd {
     pub(crate) fn new(context: Arc<Context>, handle: u32) -> Arc<Pd> {
-        context.users.fetch_add(1, Ordering::Relaxed);
         Arc::new(Pd { context, handle, users: AtomicU32::new(0) })
     }
 
@@ -42,7 +41,7 @@ impl Pd {
     /// # Errors
     /// EINVAL: remote write or atomic without local write, empty or overflowing range. EFAULT: not mapped.
     pub fn reg_mr(self: &Arc<Self>, region: RawRegion, iova: u64, access: Access) -> Result<Arc<Mr>> {
-        self.register(region, iova, access, None)
+        self.register(|keys| keys.register(self.handle, region, iova, access))
     }
 
     /// Registers a buffer, which lives at least as long as the registration.
@@ -50,22 +49,14 @@ impl Pd {
     /// # Errors
     /// EINVAL: remote write or atomic without local write.
     pub fn reg_buffer(self: &Arc<Self>, buffer: &Arc<Buffer>, access: Access) -> Result<Arc<Mr>> {
-        self.register(buffer.region(), buffer.addr(), access, Some(Arc::clone(buffer)))
+        self.register(|keys| keys.register_buffer(self.handle, buffer, access))
     }
 
-    fn register(
-        self: &Arc<Self>,
-        region: RawRegion,
-        iova: u64,
-        access: Access,
-        buffer: Option<Arc<Buffer>>,
-    ) -> Result<Arc<Mr>> {
+    fn register(self: &Arc<Self>, make: impl FnOnce(&KeyTable) -> Result<MrKey, CoreError>) -> Result<Arc<Mr>> {
         self.context.check()?;
-        let key = self.context.card().keys().register(self.handle, region, iova, access)?;
+        let key = make(self.context.card().keys())?;
         self.users.fetch_add(1, Ordering::Relaxed);
-        let mr =
-            Mr { pd: Arc::clone(self), lkey: key.lkey, rkey: key.rkey, gone: AtomicBool::new(false), _buffer: buffer };
-        Ok(Arc::new(mr))
+        Ok(Arc::new(Mr { pd: Arc::clone(self), lkey: key.lkey, rkey: key.rkey, gone: AtomicBool::new(false) }))
     }
 
     /// Makes a queue pair in RESET.
@@ -106,10 +97,7 @@ impl Pd {
             return Ok(());
         }
         match self.users.load(Ordering::Relaxed) {
-            0 => {
-                self.context.users.fetch_sub(1, Ordering::Relaxed);
-                Ok(())
-            }
+            0 => Ok(()),
             users => Err(Error::new(
                 libc::EBUSY,
                 format!(
@@ -127,8 +115,6 @@ pub struct Mr {
     lkey: u32,
     rkey: u32,
     gone: AtomicBool,
-    /// Keeps an owned buffer alive; dropped after the deregistration in `drop`.
-    _buffer: Option<Arc<Buffer>>,
 }
 
 impl Mr {

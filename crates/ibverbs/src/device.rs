@@ -89,15 +89,24 @@ impl DeviceObject {
     }
 }
 
-/// From the first use on, a forked child finds the objects it inherits refusing instead of hanging.
+/// From the first use on, a forked child finds the objects it inherits refusing instead of hanging, and a process that exits sends what
+/// it owes its peers.
 fn watch_forks() {
     extern "C" fn child() {
         ferroce::after_fork_in_child();
+    }
+    extern "C" fn exit() {
+        // A panic may not leave a C function, and the process is ending anyway.
+        let _ = std::panic::catch_unwind(ferroce::settle_before_exit);
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: the handler only counts, which is allowed in the child of a fork. The library is never unloaded (-z nodelete).
         let failed = unsafe { libc::pthread_atfork(None, None, Some(child)) };
+        // SAFETY: as above; the handler takes no lock that it would have to wait for.
+        if unsafe { libc::atexit(exit) } != 0 {
+            log::warn!("no room for an exit handler: the last message's ACK may be missing at the peer");
+        }
         if failed != 0 {
             log::warn!(
                 "forked children will not notice that they inherited RDMA objects: pthread_atfork: errno {failed}"

@@ -166,6 +166,9 @@ pub struct Counters {
     pub relay_out: u64,
     /// Too short to hold a QP number, or without a usable header.
     pub drop_short: u64,
+    /// Strays whose ICRC was wrong.
+    #[serde(default)]
+    pub drop_icrc: u64,
     /// For a lane that nobody leases.
     pub drop_no_lane: u64,
     /// The right lane's relay was full or gone.
@@ -175,12 +178,18 @@ pub struct Counters {
 }
 
 /// Encodes a message.
-pub(crate) fn encode<T: Serialize>(id: u64, body: T) -> Vec<u8> {
+///
+/// # Panics
+/// Never for the messages of this module.
+pub fn encode<T: Serialize>(id: u64, body: T) -> Vec<u8> {
     serde_json::to_vec(&Envelope { id, body }).expect("messages have string keys and no failing serializer")
 }
 
-/// Decodes a message of either direction; the text says what is wrong with it.
-pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Envelope<T>, String> {
+/// Decodes a message of either direction.
+///
+/// # Errors
+/// The text says what is wrong with it.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Envelope<T>, String> {
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
@@ -199,7 +208,8 @@ impl RelayHeader {
     pub const LEN: usize = 40;
     const VERSION: u8 = 1;
 
-    pub(crate) fn encode(&self) -> [u8; Self::LEN] {
+    /// The bytes that precede a packet.
+    pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = Self::VERSION;
         bytes[2..4].copy_from_slice(&self.src.port().to_be_bytes());
@@ -209,7 +219,7 @@ impl RelayHeader {
     }
 
     /// Header and packet of a relay message; None: not one.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<(RelayHeader, &[u8])> {
+    pub fn decode(bytes: &[u8]) -> Option<(RelayHeader, &[u8])> {
         let (header, packet) = bytes.split_first_chunk::<{ Self::LEN }>()?;
         if header[0] != Self::VERSION {
             return None;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
 use ferroce_service::protocol::{Counters, Status};
 use ferroce_service::server::{Hosted, LANES_PER_CLIENT_MAX, ServerOptions, Service};
+use ferroce_wire::NetHeader;
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -60,6 +61,14 @@ fn packet(lane: u16, tag: u8) -> [u8; 16] {
     bytes[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
     bytes[15] = tag;
     bytes
+}
+
+/// The packet with its ICRC, as a socket that sets Don't Fragment sends it.
+fn sealed(packet: &[u8], src: SocketAddr, dst: IpAddr) -> Vec<u8> {
+    let udp_len = (packet.len() + 4) as u16;
+    let net = NetHeader { src: src.ip(), dst, src_port: src.port(), tclass: 0, hop_limit: 64, udp_len };
+    let icrc = ferroce_wire::icrc::icrc_over(&net, 0, packet);
+    [packet, &icrc.to_le_bytes()].concat()
 }
 
 fn received(socket: &OwnedFd) -> Vec<u8> {
@@ -243,12 +252,17 @@ fn strays_are_counted_with_a_reason() {
     let unleased = if lease.lane() == 1 { 2 } else { 1 };
     for (from, to) in [("127.0.0.1", "127.0.0.1"), ("::1", "::1")] {
         let sender = UdpSocket::bind((from, 0)).unwrap();
-        sender.send_to(&packet(unleased, 0), (to, options.port)).unwrap();
-        sender.send_to(&packet(0, 0), (to, options.port)).unwrap();
+        let (src, dst) = (sender.local_addr().unwrap(), to.parse().unwrap());
+        for lane in [unleased, 0] {
+            sender.send_to(&sealed(&packet(lane, 0), src, dst), (to, options.port)).unwrap();
+        }
+        let mut damaged = sealed(&packet(0, 0), src, dst);
+        damaged[0] ^= 1;
+        sender.send_to(&damaged, (to, options.port)).unwrap();
         sender.send_to(&[1, 2, 3], (to, options.port)).unwrap();
     }
-    let status = wait_for(&client, |status| status.counters.strays == 6);
-    let expected = Counters { strays: 6, drop_no_lane: 4, drop_short: 2, ..Counters::default() };
+    let status = wait_for(&client, |status| status.counters.strays == 8);
+    let expected = Counters { strays: 8, drop_no_lane: 4, drop_short: 2, drop_icrc: 2, ..Counters::default() };
     assert_eq!(status.counters, expected);
 }
 

@@ -53,8 +53,8 @@ impl Buffer {
         false
     }
 
-    /// The memory for registration. Whoever registers it keeps the buffer alive until deregistration.
-    pub fn region(&self) -> RawRegion {
+    /// The memory for registration.
+    pub(crate) fn region(&self) -> RawRegion {
         // SAFETY: only `load` and `store` reach the memory; they expect it to change.
         unsafe { RawRegion::new(self.addr() as usize, self.len) }
     }

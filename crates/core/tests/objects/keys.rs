@@ -3,10 +3,17 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ferroce_core::mem::Buffer;
+use ferroce_core::mem::{Buffer, RawRegion};
 use ferroce_core::{KeyTable, limits};
 use ferroce_transport::{Access, MemoryError, Span};
 use proptest::prelude::*;
+
+/// A buffer as memory that somebody vouches for.
+#[expect(unsafe_code, reason = "whoever makes a region vouches for it")]
+fn region(buffer: &Buffer) -> RawRegion {
+    // SAFETY: the table only looks regions up in these tests; nothing touches the memory.
+    unsafe { RawRegion::new(buffer.addr() as usize, buffer.len()) }
+}
 
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
@@ -16,7 +23,7 @@ fn bounds_are_exact() {
     let (table, buffer) = (KeyTable::new(1), Buffer::new(1_000));
     let addr = buffer.addr();
     let iova = 1 << 40;
-    let key = table.register(1, buffer.region(), iova, ALL).unwrap().rkey;
+    let key = table.register(1, region(&buffer), iova, ALL).unwrap().rkey;
     let resolve = |va, len| table.resolve(1, key, va, len, Access::REMOTE_READ);
     assert_eq!(resolve(iova, 1_000), Ok(Span { addr, len: 1_000 }));
     assert_eq!(resolve(iova + 999, 1), Ok(Span { addr: addr + 999, len: 1 }));
@@ -41,11 +48,11 @@ fn bounds_are_exact() {
 fn the_end_of_the_address_space_does_not_wrap() {
     let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
     let iova = u64::MAX - 64;
-    let key = table.register(1, buffer.region(), iova, ALL).unwrap().rkey;
+    let key = table.register(1, region(&buffer), iova, ALL).unwrap().rkey;
     assert!(table.resolve(1, key, iova, 64, Access::empty()).is_ok());
     assert_eq!(table.resolve(1, key, iova + 1, 64, Access::empty()), Err(MemoryError::Bounds));
     assert_eq!(table.resolve(1, key, u64::MAX, 1, Access::empty()), Err(MemoryError::Bounds));
-    assert_eq!(table.register(1, buffer.region(), iova + 1, ALL).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(table.register(1, region(&buffer), iova + 1, ALL).unwrap_err().errno, libc::EINVAL);
 }
 
 #[test]
@@ -54,7 +61,7 @@ fn domains_and_rights_are_checked() {
     let addr = buffer.addr();
     let rights = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
     for right in rights {
-        let key = table.register(1, buffer.region(), addr, right | Access::LOCAL_WRITE).unwrap().lkey;
+        let key = table.register(1, region(&buffer), addr, right | Access::LOCAL_WRITE).unwrap().lkey;
         for need in rights {
             let granted = need == right || need == Access::LOCAL_WRITE;
             let expected = if granted { Ok(Span { addr, len: 8 }) } else { Err(MemoryError::Access) };
@@ -63,14 +70,14 @@ fn domains_and_rights_are_checked() {
         }
         assert!(table.resolve(1, key, addr, 8, Access::empty()).is_ok(), "local reads need no right");
     }
-    let key = table.register(1, buffer.region(), addr, Access::empty()).unwrap().lkey;
+    let key = table.register(1, region(&buffer), addr, Access::empty()).unwrap().lkey;
     assert_eq!(table.resolve(1, key, addr, 8, Access::LOCAL_WRITE), Err(MemoryError::Access));
 }
 
 #[test]
 fn registration_refuses() {
     let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
-    let refused = |access| table.register(1, buffer.region(), 0, access).unwrap_err().errno;
+    let refused = |access| table.register(1, region(&buffer), 0, access).unwrap_err().errno;
     assert_eq!(refused(Access::REMOTE_WRITE), libc::EINVAL);
     assert_eq!(refused(Access::REMOTE_ATOMIC | Access::REMOTE_READ), libc::EINVAL);
     assert_eq!(refused(Access::from_bits_retain(1 << 10)), libc::EINVAL);
@@ -79,11 +86,11 @@ fn registration_refuses() {
     assert!(table.is_empty());
     for bit in 20..30 {
         assert!(
-            table.register(1, buffer.region(), 0, Access::from_bits_retain(1 << bit)).is_ok(),
+            table.register(1, region(&buffer), 0, Access::from_bits_retain(1 << bit)).is_ok(),
             "optional bit {bit}"
         );
     }
-    let zero_based = table.register(1, buffer.region(), buffer.addr(), ALL | Access::ZERO_BASED).unwrap();
+    let zero_based = table.register(1, region(&buffer), buffer.addr(), ALL | Access::ZERO_BASED).unwrap();
     assert_eq!(table.resolve(1, zero_based.rkey, 8, 8, ALL), Ok(Span { addr: buffer.addr() + 8, len: 8 }));
     assert_eq!(table.resolve(1, zero_based.rkey, buffer.addr(), 8, ALL), Err(MemoryError::Bounds));
 }
@@ -113,7 +120,7 @@ fn withdrawn_keys_fail_and_do_not_come_back_soon() {
     let mut seen = HashSet::new();
     let mut indices = HashMap::new();
     for round in 0..3_000 {
-        let key = table.register(1, buffer.region(), 0, ALL).unwrap().lkey;
+        let key = table.register(1, region(&buffer), 0, ALL).unwrap().lkey;
         assert!(table.resolve(1, key, 0, 64, ALL).is_ok());
         table.begin_deregister(key).unwrap();
         assert_eq!(table.resolve(1, key, 0, 64, ALL), Err(MemoryError::BadKey));
@@ -132,7 +139,7 @@ fn keys_follow_the_seed_and_no_sequence() {
     let buffer = Buffer::new(64);
     let keys = |seed| {
         let table = KeyTable::new(seed);
-        (0..64).map(|_| table.register(1, buffer.region(), 0, ALL).unwrap().lkey).collect::<Vec<_>>()
+        (0..64).map(|_| table.register(1, region(&buffer), 0, ALL).unwrap().lkey).collect::<Vec<_>>()
     };
     assert_eq!(keys(7), keys(7));
     assert_ne!(keys(7), keys(8));
@@ -143,7 +150,7 @@ fn keys_follow_the_seed_and_no_sequence() {
 #[test]
 fn the_table_is_bounded() {
     let (table, buffer) = (KeyTable::new(1), Buffer::new(64));
-    let keys: Vec<u32> = (0..5_000).map(|_| table.register(1, buffer.region(), 0, ALL).unwrap().lkey).collect();
+    let keys: Vec<u32> = (0..5_000).map(|_| table.register(1, region(&buffer), 0, ALL).unwrap().lkey).collect();
     assert_eq!(table.len(), 5_000);
     assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 5_000);
     assert!(keys.iter().all(|&key| key >> 12 < limits::MAX_MR));
@@ -158,7 +165,7 @@ fn look_ups_are_whole() {
     let (latest, done) = (AtomicU32::new(0), AtomicBool::new(false));
     let register = |pd: u32| {
         // Everything of an entry follows from its domain.
-        table.register(pd, buffer.region(), u64::from(pd) << 20, Access::LOCAL_WRITE | access_of(pd)).unwrap().lkey
+        table.register(pd, region(&buffer), u64::from(pd) << 20, Access::LOCAL_WRITE | access_of(pd)).unwrap().lkey
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,7 +1,9 @@
 //! Packets that arrived at the wrong lane: from lane 0, or handed in by the lane that got them.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 
+use ferroce_wire::{BTH_LEN, ICRC_LEN, NetHeader, icrc};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -32,7 +34,11 @@ impl Service {
             };
             self.counters.strays += 1;
             match datagram.dst {
-                Some(dst) => self.forward(None, &RelayHeader { src: datagram.src, dst }, &buffer[..datagram.len]),
+                Some(_) if datagram.len < BTH_LEN + ICRC_LEN => self.counters.drop_short += 1,
+                Some(dst) => match checked(&buffer[..datagram.len], datagram.src, dst) {
+                    Some(packet) => self.forward(None, &RelayHeader { src: datagram.src, dst }, packet),
+                    None => self.counters.drop_icrc += 1,
+                },
                 None => self.counters.drop_short += 1,
             }
         }
@@ -92,9 +98,22 @@ impl Service {
     }
 }
 
+/// A packet from the network without its ICRC, if that is right: lanes take what is relayed as checked.
+fn checked(datagram: &[u8], src: SocketAddr, dst: IpAddr) -> Option<&[u8]> {
+    let (packet, icrc) = datagram.split_last_chunk::<ICRC_LEN>()?;
+    let net = NetHeader {
+        src: src.ip().to_canonical(),
+        dst: dst.to_canonical(),
+        src_port: src.port(),
+        tclass: 0,
+        hop_limit: 0,
+        udp_len: u16::try_from(datagram.len()).ok()?,
+    };
+    icrc::verify(&net, packet, u32::from_le_bytes(*icrc)).map(|_| packet)
+}
+
 /// The upper bits of the destination QP number in a base transport header.
 fn lane_of(packet: &[u8]) -> Option<u16> {
-    const BTH_LEN: usize = 12;
     let bth = packet.first_chunk::<BTH_LEN>()?;
     let qpn = u32::from_be_bytes([0, bth[5], bth[6], bth[7]]);
     Some((qpn >> LANE_SHIFT) as u16)
