@@ -81,7 +81,7 @@ mod tests {
         assert!(starts.iter().all(|start| start % 4 == 0), "{starts:?}");
         let file = &bytes[starts[1]..starts[2]];
         assert_eq!(&file[54..62], b"00000005", "size of the file");
-        assert_eq!(&file[110..117], b"bin/a\0\0");
+        assert_eq!(&file[110..116], b"bin/a\0");
         assert_eq!(&file[116..121], b"hello");
         assert!(bytes[starts[3]..].windows(10).any(|window| window == b"TRAILER!!!"));
     }
