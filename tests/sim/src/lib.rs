@@ -2,7 +2,7 @@
 //!
 //! A seed decides everything: nodes, network, queue pairs, what their programs do and what goes wrong. Time is virtual and jumps to
 //! the next event, so that minutes take milliseconds; the same seed gives the same run, event for event. While it runs, every
-//! store, completion, event and window byte is checked against the book that is kept of every request ([`run`] says what a
+//! store, completion, event and window byte is checked against the book that is kept of every request ([`run()`] says what a
 //! complaint looks like); in the end every request must be over and every byte of memory accounted for.
 //!
 //! Frames are real ones: built by `ferroce-wire` with their ICRC, damaged as bytes, checked and parsed again.
