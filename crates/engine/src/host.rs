@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use ferroce_core::{AsyncEvent, Cq, KeyTable, mem};
 use ferroce_transport::{
-    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, QpEvent, RecvWr, Sge, Span, WcStatus, Window,
-    WindowSignal,
+    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, PathAddr, QpEvent, RecvWr, Sge, Span,
+    WcStatus, Window, WindowSignal,
 };
+use smallvec::SmallVec;
 
 use crate::counters::Counters;
+use crate::lane::LANE_SHIFT;
 use crate::queue_pair::QueuePair;
 use crate::windows::{RESPONSES, WindowId, Windows};
 
@@ -20,12 +22,12 @@ pub(crate) struct QpHost<'a> {
     pub(crate) windows: &'a mut Windows,
     /// Completion queues whose moderation period began.
     pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
-    /// Window towards the connected peer.
+    /// Window towards the connected peer (RC).
     pub(crate) requests: Option<WindowId>,
     /// Windows that were asked for room in this call.
     pub(crate) asked: [Option<WindowId>; 2],
     /// Windows that got room back in this call.
-    pub(crate) returned: [Option<WindowId>; 2],
+    pub(crate) returned: SmallVec<[WindowId; 2]>,
     /// A receive was completed with success in this call.
     pub(crate) received: bool,
 }
@@ -42,6 +44,18 @@ impl<'a> QpHost<'a> {
             Window::Requests => self.requests,
             Window::Responses => Some(RESPONSES),
         }
+    }
+
+    /// The window towards the lane of a queue pair (UC, UD).
+    fn towards(&mut self, path: &PathAddr, qpn: u32) -> WindowId {
+        self.windows.towards(path.dst, qpn >> LANE_SHIFT)
+    }
+
+    fn give_back(&mut self, id: WindowId, bytes: u32, signal: WindowSignal) {
+        if !self.returned.contains(&id) {
+            self.returned.push(id);
+        }
+        self.windows.give_back(id, bytes, signal);
     }
 }
 
@@ -127,8 +141,23 @@ impl Host for QpHost<'_> {
 
     fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal) {
         if let Some(id) = self.id(window) {
-            self.returned[window as usize] = Some(id);
-            self.windows.give_back(id, bytes, signal);
+            self.give_back(id, bytes, signal);
         }
+    }
+
+    fn window_towards(&mut self, path: &PathAddr, qpn: u32) -> u32 {
+        let id = self.towards(path, qpn);
+        self.asked[Window::Requests as usize] = Some(id);
+        self.windows.available(id)
+    }
+
+    fn window_take_towards(&mut self, path: &PathAddr, qpn: u32, bytes: u32) {
+        let id = self.towards(path, qpn);
+        self.windows.take(id, bytes);
+    }
+
+    fn window_return_towards(&mut self, path: &PathAddr, qpn: u32, bytes: u32, signal: WindowSignal) {
+        let id = self.towards(path, qpn);
+        self.give_back(id, bytes, signal);
     }
 }

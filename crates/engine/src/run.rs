@@ -9,6 +9,7 @@ use ferroce_core::{AsyncQueue, CoreError, Cq};
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window};
 use ferroce_wire::Headers;
+use smallvec::SmallVec;
 
 use crate::clock;
 use crate::host::QpHost;
@@ -18,7 +19,7 @@ use crate::queue_pair::QueuePair;
 use crate::relay::{Relay, packet_bytes};
 use crate::slots::Slots;
 use crate::timers::Timers;
-use crate::windows::{RESPONSES, WindowId, Windows};
+use crate::windows::{WindowId, Windows};
 
 /// Datagrams taken from the link in one turn.
 const RECEIVE_BUDGET: usize = 16;
@@ -62,8 +63,8 @@ struct Entry {
     requests: Option<WindowId>,
     /// Is in `active`.
     active: bool,
-    /// Waits for room, by [`Window`].
-    waiting: [bool; 2],
+    /// The windows that it waits for, by [`Window`].
+    waiting: [Option<WindowId>; 2],
     timer_queued: Option<Nanos>,
 }
 
@@ -148,7 +149,7 @@ impl LaneState {
     pub(crate) fn insert(&mut self, qp: Arc<QueuePair>) {
         let slot = usize::from(qp.slot);
         let machine = Qp::new(qp.init.transport);
-        let entry = Entry { qp, machine, requests: None, active: false, waiting: [false; 2], timer_queued: None };
+        let entry = Entry { qp, machine, requests: None, active: false, waiting: [None; 2], timer_queued: None };
         assert!(self.machines.table[slot].is_none(), "a free slot holds no queue pair");
         self.machines.table[slot] = Some(Box::new(entry));
     }
@@ -288,7 +289,7 @@ impl Machines {
             moderated: &mut self.moderated,
             requests: entry.requests,
             asked: [None; 2],
-            returned: [None; 2],
+            returned: SmallVec::new(),
             received: false,
         };
         let result = f(&mut entry.machine, &mut host);
@@ -297,17 +298,16 @@ impl Machines {
         if let Some(deadline) = entry.machine.next_timeout() {
             self.timers.arm(slot, deadline, &mut entry.timer_queued);
         }
-        for id in returned.into_iter().flatten() {
+        for id in returned {
             self.wake_waiting(id);
         }
         Some(result)
     }
 
     fn wake_waiting(&mut self, id: WindowId) {
-        let window = if id == RESPONSES { Window::Responses } else { Window::Requests };
         for slot in self.windows.take_waiting(id) {
             if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
-                entry.waiting[window as usize] = false;
+                entry.waiting = entry.waiting.map(|waits| waits.filter(|&waits| waits != id));
                 self.activate(slot);
             }
         }
@@ -429,9 +429,9 @@ impl Machines {
         let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { return };
         for window in [Window::Requests, Window::Responses] {
             if let Some(id) = asked[window as usize]
-                && !entry.waiting[window as usize]
+                && entry.waiting[window as usize] != Some(id)
             {
-                entry.waiting[window as usize] = true;
+                entry.waiting[window as usize] = Some(id);
                 self.windows.wait(id, slot);
             }
         }
@@ -455,7 +455,7 @@ impl Machines {
             qp.init.send_cq.purge(qp.qpn);
             qp.init.recv_cq.purge(qp.qpn);
             // It may still stand in the line of a window that it will not use again.
-            (entry.requests, entry.waiting) = (None, [false; 2]);
+            (entry.requests, entry.waiting) = (None, [None; 2]);
         } else if qp.init.transport.qp_type == QpType::Rc && is_connected(state) && entry.requests.is_none() {
             let attr = entry.machine.attr();
             if let Some(path) = &attr.path {

@@ -34,11 +34,12 @@ impl Windows {
 
     /// The window towards a destination lane.
     pub(crate) fn towards(&mut self, dst: IpAddr, lane: u32) -> WindowId {
-        if let Some(id) = self.by_destination.get(&(dst, lane)) {
+        let key = (dst.to_canonical(), lane);
+        if let Some(id) = self.by_destination.get(&key) {
             return *id;
         }
         let id = self.add();
-        self.by_destination.insert((dst, lane), id);
+        self.by_destination.insert(key, id);
         id
     }
 
@@ -61,7 +62,10 @@ impl Windows {
 
     /// `slot` found too little room: it is polled again when some came back.
     pub(crate) fn wait(&mut self, id: WindowId, slot: u16) {
-        self.entries[id].waiting.push(slot);
+        let waiting = &mut self.entries[id].waiting;
+        if !waiting.contains(&slot) {
+            waiting.push(slot);
+        }
     }
 
     /// Queue pairs to poll again, now that something came back.
