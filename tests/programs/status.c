@@ -103,6 +103,22 @@ static struct ibv_mr *mrs[REGIONS];
 static uint32_t freed_lkey;
 static struct remote remote[REGIONS];
 
+/*
+ * --mode foreign: one end is kernel rxe. It raises no events at a responder, refuses to post a misaligned atomic, names a
+ * receive that cannot be filled an operation error, and a fault of the requester's own memory a flushed request.
+ */
+static bool foreign(void)
+{
+	return strcmp(opt.mode, "foreign") == 0;
+}
+
+static bool possible(const struct trial *trial)
+{
+	bool misaligned = trial->what == ADD && trial->offset % 8 != 0;
+
+	return !foreign() || !(misaligned || (trial->receive != GOOD && trial->receive != ABSENT) || trial->own != FINE);
+}
+
 static void set_up(void)
 {
 	static const int access[REGIONS] = {
@@ -244,7 +260,7 @@ static void server(const struct trial *trial)
 	struct ibv_qp_init_attr init;
 	struct ibv_wc wc;
 
-	if (trial->event != NO_EVENT)
+	if (trial->event != NO_EVENT && !foreign())
 		expect_event(trial);
 	for (int i = 0; trial->peer_fails && i < 2; i++) {
 		enum ibv_wc_status wanted = i == 0 ? trial->recv_status : IBV_WC_WR_FLUSH_ERR;
@@ -277,6 +293,8 @@ int main(int argc, char **argv)
 	set_up();
 	unsigned count = sizeof(trials) / sizeof(trials[0]);
 	for (unsigned i = 0; i < count; i++) {
+		if (!possible(&trials[i]))
+			continue;
 		reconnect(&trials[i]);
 		pattern(memory, i * 2 + is_client(), 0, sizeof(expected));
 		pattern(expected, i * 2 + is_client(), 0, sizeof(expected));

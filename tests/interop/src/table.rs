@@ -163,6 +163,8 @@ pub static ROWS: &[Row] = &[
     own("verify", "-n 20 --largest 70000 --srq"),
     own("verify", "-n 20 --largest 70000 -c UC"),
     own("verify", "-n 20 -c UD"),
+    // What may not be: statuses at both ends.
+    own("status", "--mode foreign"),
     // A bad network. Not the pingpongs: an end that has its last message leaves at once, and if the acknowledgement that it
     // sent was lost, the other waits in vain (rxe without end), on every RDMA network.
     bad(perf("ib_send_bw", "-n 50 -s 65536")),
