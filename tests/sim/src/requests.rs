@@ -260,6 +260,10 @@ impl World {
             self.bind_window(peer, node, piece)
         };
         let mut draft = self.send(qp, SendOp::SendInv { rkey }, len, false, Met::RcSendInv);
+        // Refused by the peer for its key: memory that goes away would leave open which of two errors it ends with.
+        while draft.fate == Fate::Fragile {
+            draft = self.send(qp, SendOp::SendInv { rkey }, len, false, Met::RcSendInv);
+        }
         if is_bad {
             draft.fate = Fate::Remote(WcStatus::RemAccessErr);
         }
