@@ -44,7 +44,9 @@ impl Responder {
         match self.replies.back_mut() {
             // The later one is the one to obey.
             Some(last @ Reply::Nak { .. }) => {
-                self.nak_queued = false;
+                if matches!(last, Reply::Nak { syndrome: Syndrome::NAK_SEQUENCE, .. }) {
+                    self.nak_queued = false;
+                }
                 *last = nak;
             }
             _ if room => self.replies.push_back(nak),
