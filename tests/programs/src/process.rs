@@ -317,10 +317,10 @@ fn processes_of_group(group: Pid) -> Vec<i32> {
     .collect()
 }
 
-/// The stacks of a process by gdb, where it is installed.
+/// The stacks of a process by gdb, where it is installed and does not take long.
 fn backtrace(pid: i32) -> String {
-    let output = Command::new("gdb")
-        .args(["-batch", "-nx", "-p", &pid.to_string(), "-ex", "thread apply all bt 12"])
+    let output = Command::new("timeout")
+        .args(["--signal=KILL", "20", "gdb", "-batch", "-nx", "-p", &pid.to_string(), "-ex", "thread apply all bt 12"])
         .stdin(Stdio::null())
         .output();
     let Ok(output) = output else { return String::new() };
