@@ -35,7 +35,7 @@ const SLOT: u32 = 256;
 /// Bytes of a slot that a request names; the others are guards.
 const SLOT_USED: u32 = 200;
 /// What secret memory is filled with. It never leaves the process.
-const SECRET: &[u8; 8] = b"SECRET!\x9d";
+pub(crate) const SECRET: &[u8; 8] = b"SECRET!\x9d";
 /// Requests that a program keeps in its queues.
 const QUEUE: usize = 32;
 /// How often the region with all rights stands among those that packets name, besides the eleven others.
