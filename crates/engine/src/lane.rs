@@ -155,7 +155,7 @@ impl Lane {
         })
     }
 
-    pub(crate) fn query(&self, qp: &QueuePair) -> QpAttr {
+    pub(crate) fn query(&self, qp: &QueuePair) -> Result<QpAttr, CoreError> {
         self.locked(|state| state.query(qp))
     }
 

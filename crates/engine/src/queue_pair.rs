@@ -241,7 +241,10 @@ impl QueuePair {
     }
 
     /// Present attributes.
-    pub fn query(&self) -> QpAttr {
+    ///
+    /// # Errors
+    /// EINVAL: it is destroyed.
+    pub fn query(&self) -> Result<QpAttr, CoreError> {
         self.lane.query(self)
     }
 

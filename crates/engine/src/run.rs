@@ -163,9 +163,16 @@ impl LaneState {
         self.machines.slots.give_back(qp.slot);
     }
 
-    pub(crate) fn query(&self, qp: &QueuePair) -> QpAttr {
-        let entry = self.machines.table[usize::from(qp.slot)].as_deref().expect("a live handle has its entry");
-        entry.machine.query()
+    /// The entry of a queue pair, unless it was destroyed: then its slot is empty, or another's.
+    fn entry(&self, qp: &QueuePair) -> Result<&Entry, CoreError> {
+        self.machines.table[usize::from(qp.slot)]
+            .as_deref()
+            .filter(|entry| std::ptr::eq(&*entry.qp, qp))
+            .ok_or_else(|| CoreError::new(libc::EINVAL, "the queue pair is destroyed"))
+    }
+
+    pub(crate) fn query(&self, qp: &QueuePair) -> Result<QpAttr, CoreError> {
+        Ok(self.entry(qp)?.machine.query())
     }
 
     pub(crate) fn modify(
@@ -176,10 +183,11 @@ impl LaneState {
         attr: &QpAttr,
         mask: QpAttrMask,
     ) -> Result<(), CoreError> {
+        self.entry(qp)?;
         let result = self
             .machines
             .with(shared, qp.slot, |machine, host| machine.modify(now, attr, mask, host))
-            .expect("a live handle has its entry");
+            .expect("the entry is there");
         result.map_err(|error| CoreError::new(libc::EINVAL, error.to_string()))?;
         self.machines.after_modify(qp);
         Ok(())

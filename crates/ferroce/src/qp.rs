@@ -165,10 +165,10 @@ impl Qp {
     /// Present attributes and the address vector as it was given.
     ///
     /// # Errors
-    /// EIO in a forked child.
+    /// EIO in a forked child. EINVAL: it is destroyed.
     pub fn query(&self) -> Result<QpModify> {
         self.pd.context().check()?;
-        Ok(QpModify { attr: self.pair.query(), ah: *self.ah.lock() })
+        Ok(QpModify { attr: self.pair.query()?, ah: *self.ah.lock() })
     }
 
     /// Queues a send request; [`Qp::ring`] sets it going. One ring serves a whole list.

@@ -160,6 +160,10 @@ impl World {
         });
         self.oracle.books[qp].stream.post(now, request);
         self.call(qp, Role::Responder, false, |machine, host| machine.post_send(now, wr, host));
+        let state = self.qps[qp].machine.state();
+        if matches!(state, QpState::Err | QpState::Sqe) && !self.oracle.books[qp].stream.outstanding().is_empty() {
+            self.complain(format!("QP {qp}: what is posted in {state:?} is not flushed"));
+        }
     }
 
     /// Tops a receive queue up.

@@ -302,7 +302,9 @@ impl World {
         let denied = self.plan.conns[self.qps[qp].conn].denied.contains(Access::REMOTE_WRITE);
         let mut draft = Draft::new(op(0, 0), len, pattern, met);
         let flaw = (is_bad && len > 0).then(|| self.flaw());
-        let (raddr, rkey, at) = if flaw.is_none() && !denied && len <= fragile.len && self.random.percent(5) {
+        // UC goes on when such a WRITE fails: it can have more of them.
+        let often = if self.oracle.books[qp].qp_type == QpType::Uc { 25 } else { 5 };
+        let (raddr, rkey, at) = if flaw.is_none() && !denied && len <= fragile.len && self.random.percent(often) {
             draft.fate = Fate::Fragile;
             (fragile.va, fragile.key, fragile.at)
         } else {

@@ -25,7 +25,7 @@ const PD: u32 = 1;
 const FOREIGN_PD: u32 = 9;
 /// Bytes of the words for atomics.
 const WORDS: u32 = 64;
-const FRAGILE: u32 = 2_500;
+const FRAGILE: u32 = 5_000;
 /// Largest path MTU, for UD receives: any sender may come.
 const MTU_MAX: u32 = 4096;
 /// Shortest time that one ACK timeout counts for when giving up: what the transport documents as its floor.

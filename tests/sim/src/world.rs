@@ -27,8 +27,8 @@ const RECEIVE_BUDGET: usize = 16;
 /// Trains between two looks at the receive side, and rounds of that in a turn.
 const TRAINS_PER_FLUSH: usize = 16;
 const FLUSHES_PER_TURN: usize = 8;
-/// Events after which a run counts as endless.
-const EVENTS_MAX: u64 = 3_000_000;
+/// Events, trains and frames after which a run counts as endless.
+const STEPS_MAX: u64 = 3_000_000;
 
 /// What is going to happen.
 #[derive(Debug)]
@@ -157,6 +157,7 @@ pub(crate) struct World {
     pub(crate) now: Nanos,
     events: BinaryHeap<Scheduled>,
     numbered: u64,
+    steps: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) by_address: BTreeMap<IpAddr, usize>,
     pub(crate) by_qpn: BTreeMap<u32, usize>,
@@ -189,6 +190,7 @@ impl World {
             now: 0,
             events: BinaryHeap::new(),
             numbered: 0,
+            steps: 0,
             nodes: Vec::new(),
             by_address: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
@@ -221,16 +223,15 @@ impl World {
 
     /// Runs until nothing is to come, or something is wrong.
     pub(crate) fn run(&mut self) {
-        let mut events = 0;
         while let Some(Scheduled { at, event, .. }) = self.events.pop() {
             self.now = at;
             self.handle(event);
             if self.complaint.is_some() {
                 return;
             }
-            events += 1;
-            if events > EVENTS_MAX || self.now > self.deadline() {
-                self.complain(format!("no end after {events} events and {}", Millis(self.now)));
+            self.steps += 1;
+            if self.steps > STEPS_MAX || self.now > self.deadline() {
+                self.complain(format!("no end after {} steps and {}", self.steps, Millis(self.now)));
                 return;
             }
         }
@@ -348,6 +349,7 @@ impl World {
 
     fn deliver(&mut self, node: usize, datagram: &Datagram) {
         for frame in &datagram.frames {
+            self.steps += 1;
             let bytes = datagram.bytes(frame);
             let net = ferroce_wire::NetHeader { udp_len: bytes.len() as u16, ..datagram.net };
             match frame::parse(&net, bytes, frame.id) {
@@ -454,6 +456,7 @@ impl World {
         let path = train.path.as_ref().unwrap_or(path);
         let to = self.by_address.get(&path.dst).copied();
         let exposed = self.oracle.books[qp].exposed;
+        self.steps += 1;
         let bth = train.head.bth;
         let words = [qp as u64, bth.opcode.0.into(), bth.psn.get().into(), train.packets.into(), train.len.into()];
         self.log.note(self.now, kind::TRANSMIT, &words, || {

@@ -144,7 +144,7 @@ impl Oracle {
     pub(crate) fn check_error_event(&self, qp: usize, event: QpEvent) -> Check {
         let stream = &self.books[self.books[qp].peer].stream;
         let bad = |request: &Request| matches!(request.fate, Fate::Remote(_) | Fate::Fragile);
-        if self.books[qp].exposed || stream.refusal.is_some() || stream.requests.iter().any(bad) {
+        if self.books[qp].exposed || !stream.refusals.is_empty() || stream.requests.iter().any(bad) {
             return Ok(());
         }
         Err(format!("{event:?}, though the peer asked for nothing bad"))
@@ -154,7 +154,7 @@ impl Oracle {
     pub(crate) fn refuse(&mut self, qp: usize, status: WcStatus) {
         let peer = self.books[qp].peer;
         if self.books[qp].qp_type == QpType::Rc {
-            self.books[peer].stream.refusal.get_or_insert(status);
+            self.books[peer].stream.refusals.push(status);
         }
     }
 }

@@ -132,7 +132,7 @@ impl Oracle {
             // A WRITE with immediate whose memory refused at the last packet; the refusal was noted when it happened.
             (WcStatus::LocAccessErr, QpType::Rc) => {
                 let stream = &mut self.books[peer].stream;
-                let refused = stream.refusal.is_some();
+                let refused = !stream.refusals.is_empty();
                 match stream.executing()? {
                     request if matches!(request.op, SendOp::WriteImm { .. }) && refused => Ok(()),
                     request => Err(format!("{completion:?}, but {request:?} is next")),

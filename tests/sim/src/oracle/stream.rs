@@ -162,7 +162,7 @@ pub(crate) struct Stream {
     /// A request ended in error: all behind it are flushed.
     pub(crate) failed: bool,
     /// What the peer's responder refused with, when that was not foreseen.
-    pub(crate) refusal: Option<WcStatus>,
+    pub(crate) refusals: Vec<WcStatus>,
     pub(crate) patience: Patience,
     /// When the requester last heard something that counts as progress, at the earliest.
     pub(crate) progress_at: Nanos,
@@ -186,7 +186,7 @@ impl Stream {
             unsettled: false,
             executing: 0,
             failed: false,
-            refusal: None,
+            refusals: Vec::new(),
             patience,
             progress_at: 0,
             rnr_naks: 0,
@@ -397,7 +397,7 @@ impl Stream {
             },
             WcStatus::LocProtErr => request.fate == Fate::Fragile,
             // What is behind a READ may be executed before its response is made.
-            _ => self.refusal == Some(status) && (index >= self.executing || request.is_read()),
+            _ => self.refusals.contains(&status) && (index >= self.executing || request.is_read()),
         };
         if foreseen {
             Ok(())
