@@ -207,6 +207,8 @@ pub struct Train {
 pub enum Side {
     Requester,
     Responder,
+    /// The responder, answering a READ that came again.
+    ResponderAgain,
 }
 
 /// A packet that passed the ICRC, for a queue pair.

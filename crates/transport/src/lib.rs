@@ -21,6 +21,7 @@
 //! - **A sequence NAK** carries the PSN expected when it leaves, not when the gap was seen.
 //! - **A repeated READ** is answered as the new request that it is: FIRST or ONLY come first (kernel rxe answers with the opcodes of
 //!   the first time; the requester takes both). It must lie within a READ on record.
+//! - **A repeated READ whose memory is gone** draws a NAK, but does not end the connection: who has the response already ignores it.
 //! - **More READs or atomics than agreed** are served up to a bound, and lost above it.
 //! - **A SEND too long for its receive** is a local length error at the receiver and an invalid request at the sender, as
 //!   hardware has it (kernel rxe: local QP operation error and remote operational error).

@@ -325,8 +325,8 @@ impl Qp {
                 requester.handle_transmit_fault(train, error, host);
                 Ok(())
             }
-            (Machines::Rc { responder, .. }, Side::Responder) => {
-                Err(responder.handle_transmit_fault(train, error, conn, host))
+            (Machines::Rc { responder, .. }, Side::Responder | Side::ResponderAgain) => {
+                responder.handle_transmit_fault(train, error, conn, host)
             }
             (Machines::Uc { sender, .. } | Machines::Ud { sender, .. }, _) => {
                 sender.handle_transmit_fault(train, error, conn, host)

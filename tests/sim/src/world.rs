@@ -431,7 +431,7 @@ impl World {
         };
         let book = &mut self.oracle.books[qp];
         for span in spans.iter().filter(|span| span.len > 0) {
-            let owned = train.from == Side::Responder
+            let owned = train.from != Side::Requester
                 || book.stream.outstanding().iter().any(|request| request.is_local(span.addr, span.len));
             if !memory.is_granted(span.addr, span.len, right) || !owned {
                 self.complaint.get_or_insert(format!("QP {qp} sends {span:?}, which is not its to send: {train:?}"));
@@ -489,7 +489,7 @@ impl World {
     fn transmit_fault(&mut self, qp: usize, train: &Train, error: MemoryError) {
         let now = self.now;
         self.log.remark(now, || format!("QP {qp}: memory of the train is gone"));
-        if train.from == Side::Responder {
+        if train.from != Side::Requester {
             self.oracle.refuse(qp, ferroce_transport::WcStatus::RemOpErr);
         }
         self.call(qp, Role::Responder, false, |machine, host| {

@@ -58,6 +58,8 @@ struct ReadReply {
     len: u32,
     /// Nothing of it was sent yet.
     fresh: bool,
+    /// The request came again.
+    again: bool,
 }
 
 /// A READ or atomic that was executed, for when it comes again.

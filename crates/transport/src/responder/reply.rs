@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::request::remote_syndrome;
 use super::{Fault, ReadReply, Reply, Responder};
 use crate::decode::{Part, part_at};
-use crate::host::{Count, Host, MemoryError, Payload, Side, Span, Train};
+use crate::host::{Count, Drop, Host, MemoryError, Payload, Side, Span, Train};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::verbs::Access;
 use crate::wqe::{Wqe, pad, train_packets_max};
@@ -106,6 +106,12 @@ impl Responder {
         } else {
             match host.resolve_remote(conn.init.pd, read.rkey, read.va, len, Access::REMOTE_READ) {
                 Ok(span) => span,
+                Err(error) if read.again => {
+                    self.replies_owed -= 1;
+                    self.replies.pop_front();
+                    self.refuse_again(read.psn, error, host);
+                    return self.poll_transmit(conn, host, out);
+                }
                 Err(error) => return Err(self.read_fault(read.psn, error, conn, host)),
             }
         };
@@ -134,6 +140,18 @@ impl Responder {
         self.fatal(Fault::of_request(psn, remote_syndrome(error)), conn, host)
     }
 
+    /// The memory of a READ that came again is gone. The requester may have its response since long, and the program may then take
+    /// the memory away: so this is no error of the connection, and the responder stays in its state (IBA 9.9.3 takes it to ERR for a
+    /// request that it executes; this one was executed). A requester that still waits learns by the NAK why it waits in vain; to any
+    /// other the NAK is a ghost (IBA 9.7.5.1.4).
+    fn refuse_again(&mut self, psn: Psn, error: MemoryError, host: &mut impl Host) {
+        host.drop_packet(Drop::Access);
+        if self.replies.len() <= REPLIES_MAX {
+            host.count(Count::NakFatalSent, 1);
+            self.replies.push_front(Reply::Nak { psn, msn: self.msn, syndrome: remote_syndrome(error) });
+        }
+    }
+
     /// The link could not read the memory of a READ response.
     pub(crate) fn handle_transmit_fault(
         &mut self,
@@ -141,8 +159,18 @@ impl Responder {
         error: MemoryError,
         conn: Conn<'_>,
         host: &mut impl Host,
-    ) -> Upset {
-        self.read_fault(train.head.bth.psn, error, conn, host)
+    ) -> Outcome {
+        let psn = train.head.bth.psn;
+        if train.from != Side::ResponderAgain {
+            return Err(self.read_fault(psn, error, conn, host));
+        }
+        let rest = psn.add(train.packets);
+        if matches!(self.replies.front(), Some(Reply::Read(read)) if read.again && !read.fresh && read.psn == rest) {
+            self.replies.pop_front();
+            self.replies_owed -= 1;
+        }
+        self.refuse_again(psn, error, host);
+        Ok(())
     }
 }
 
@@ -176,7 +204,7 @@ fn response_train(read: ReadReply, packets: u32, total: u32, len: u32, span: Spa
         len,
         payload: Payload::Copy(span),
         path: None,
-        from: Side::Responder,
+        from: if read.again { Side::ResponderAgain } else { Side::Responder },
     }
 }
 

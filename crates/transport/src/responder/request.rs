@@ -100,7 +100,7 @@ impl Responder {
             reth.va == va.wrapping_add(u64::from(offset)) && reth.len <= len - offset
         });
         let Reth { va, rkey, len } = reth;
-        known.then_some(Reply::Read(ReadReply { psn: at, msn: self.msn, va, rkey, len, fresh: true }))
+        known.then_some(Reply::Read(ReadReply { psn: at, msn: self.msn, va, rkey, len, fresh: true, again: true }))
     }
 
     /// Does an answer that begins with `psn` wait already?
@@ -262,7 +262,7 @@ impl Responder {
         let packets = Wqe::packets_for(len, conn.attr.path_mtu);
         self.count_message();
         self.save(Saved::Read { psn, packets, va, rkey, len }, conn.attr);
-        self.owe(Reply::Read(ReadReply { psn, msn: self.msn, va, rkey, len, fresh: true }));
+        self.owe(Reply::Read(ReadReply { psn, msn: self.msn, va, rkey, len, fresh: true, again: false }));
         self.expected = psn.add(packets);
         Ok(())
     }

@@ -2,10 +2,10 @@
 
 use ferroce_wire::{Aeth, Bth, Headers, Opcode as O, Psn, Reth, Syndrome};
 
-use super::{ends, sent_by};
+use super::{answers, ends, sent_by};
 use crate::host::{Count, Drop};
-use crate::testing::{Fate, Pair, Setup, Who};
-use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
+use crate::testing::{Fate, Pair, Region, Setup, Who};
+use crate::verbs::{Access, QpAttr, QpState, QpType, SendOp, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
 
@@ -241,5 +241,75 @@ fn an_answer_of_several_trains_is_one_answer() {
             assert_eq!(seen.headers.bth.psn.get(), 0x1000 + index as u32);
         }
         assert_eq!(answer.iter().map(|seen| seen.len).sum::<usize>(), len as usize);
+    }
+}
+
+/// A READ request for the first bytes of a region of B, as A sends it.
+fn read_request(psn: u32, region: Region, len: u32) -> Headers {
+    let mut headers = Headers::new(Bth::new(O::RC_READ_REQUEST, 0, Psn::new(psn)));
+    headers.reth = Some(Reth { va: region.addr, rkey: region.key, len });
+    headers
+}
+
+#[test]
+fn a_repeat_of_a_read_that_was_answered_harms_nobody_when_its_memory_is_gone() {
+    for unmapped in [false, true] {
+        let mut pair = Pair::new(QpType::Rc);
+        let region = pair.b.host.memory.register(7, 200_000, Access::REMOTE_READ);
+        pair.post(1, SendOp::Read { raddr: region.addr, rkey: region.key }, 50_000, 100);
+        pair.run();
+        if unmapped {
+            pair.b.host.memory.unmap(region);
+        } else {
+            pair.b.host.memory.deregister(region);
+        }
+        pair.inject(Who::A, read_request(0x1000, region, 100), &[]);
+        pair.post(2, pair.read_op(0), 50_000, 100);
+        pair.run();
+        assert_eq!(ends(&pair.a.host.sent), [(1, OK), (2, OK)]);
+        assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (QpState::Rts, QpState::Rts));
+        assert_eq!(pair.b.host.events, []);
+        assert_eq!(pair.a.host.dropped(Drop::GhostResponse), 1, "the refusal of the repeat");
+    }
+}
+
+#[test]
+fn a_read_whose_answer_was_lost_is_told_that_its_memory_is_gone_since() {
+    for (unmapped, status) in [(false, WcStatus::RemAccessErr), (true, WcStatus::RemOpErr)] {
+        let mut pair = Pair::new(QpType::Rc);
+        let region = pair.b.host.memory.register(7, 200_000, Access::REMOTE_READ);
+        pair.drop_nth(Who::B, &[0]);
+        pair.post(1, SendOp::Read { raddr: region.addr, rkey: region.key }, 50_000, 100);
+        pair.run_for(1_000_000);
+        assert_eq!(sent_by(&pair, Who::B).len(), 1, "answered once");
+        if unmapped {
+            pair.b.host.memory.unmap(region);
+        } else {
+            pair.b.host.memory.deregister(region);
+        }
+        pair.run();
+        assert_eq!(ends(&pair.a.host.sent), [(1, status)]);
+        assert_eq!(pair.b.qp.state(), QpState::Rts, "a request that was executed is no error of the responder");
+    }
+}
+
+#[test]
+fn a_long_repeat_whose_memory_is_gone_is_refused_once() {
+    for unmapped in [false, true] {
+        let mut pair = Pair::new(QpType::Rc);
+        let region = pair.b.host.memory.register(7, 200_000, Access::REMOTE_READ);
+        pair.inject(Who::A, read_request(0x1000, region, 200_000), &[]);
+        pair.run();
+        if unmapped {
+            pair.b.host.memory.unmap(region);
+        } else {
+            pair.b.host.memory.deregister(region);
+        }
+        let before = answers(&pair, Who::B).len();
+        pair.inject(Who::A, read_request(0x1000, region, 200_000), &[]);
+        pair.run();
+        let syndrome = if unmapped { Syndrome::NAK_REMOTE_OPERATIONAL } else { Syndrome::NAK_REMOTE_ACCESS };
+        assert_eq!(answers(&pair, Who::B)[before..], [(syndrome.0, 0x1000)]);
+        assert_eq!(pair.b.qp.state(), QpState::Rts);
     }
 }

@@ -425,7 +425,7 @@ impl<'a> Node<'a> {
         let sent = packets(&train, &self.memory);
         assert_eq!(train.path.is_some(), qp_type == QpType::Ud, "only datagrams bring their own path");
         let played = &mut self.played[index];
-        if train.from == Side::Responder {
+        if train.from != Side::Requester {
             played.responses.extend(sent);
             return true;
         }
