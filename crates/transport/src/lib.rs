@@ -19,6 +19,8 @@
 //!   seven, not endless (kernel rxe takes it as endless); rnr_retry 7 is endless.
 //! - **After an RNR NAK** packets behind the refused one are dropped silently (kernel rxe sends a sequence NAK as well).
 //! - **A sequence NAK** carries the PSN expected when it leaves, not when the gap was seen.
+//! - **Where a response goes** is looked at before the READ or atomic is sent, so that an atomic that must fail here is not executed
+//!   there (kernel rxe looks when the response comes).
 //! - **A repeated READ** is answered as the new request that it is: FIRST or ONLY come first (kernel rxe answers with the opcodes of
 //!   the first time; the requester takes both). It must lie within a READ on record.
 //! - **A repeated READ whose memory is gone** draws a NAK, but does not end the connection: who has the response already ignores it.

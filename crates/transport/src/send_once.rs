@@ -239,7 +239,7 @@ fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Fail
         host.invalidate(conn.init.pd, rkey, conn.init.qpn)
             .map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))?;
     } else {
-        wqe.check_source(conn.init.pd, host).map_err(Failure::local)?;
+        wqe.check_local(conn.init.pd, host).map_err(Failure::local)?;
         wqe.packets = Wqe::packets_for(len, mtu);
     }
     wqe.started = true;

@@ -140,14 +140,19 @@ impl Wqe {
         len.div_ceil(mtu).max(1)
     }
 
-    /// Checks every source element: with a bad key nothing of the message may go out.
-    pub(crate) fn check_source(&self, pd: u32, host: &mut impl Memory) -> Result<(), MemoryError> {
-        if let Data::Sges(sges) = &self.data {
-            for sge in sges.iter().filter(|sge| sge.length > 0) {
-                host.resolve_local(pd, sge, false)?;
-            }
+    /// Checks every local element: with a bad key nothing may go out. Where a response goes must be writable, before the peer executes
+    /// what cannot be undone (an atomic).
+    pub(crate) fn check_local(&self, pd: u32, host: &mut impl Memory) -> Result<(), MemoryError> {
+        let write = self.needs_response();
+        match &self.data {
+            Data::Sges(sges) => sges
+                .iter()
+                .filter(|sge| sge.length > 0)
+                .try_for_each(|sge| host.resolve_local(pd, sge, write).map(drop)),
+            // An inline buffer is a copy: there is nowhere to put a response.
+            Data::Inline(_) if write => Err(MemoryError::Access),
+            Data::Inline(_) => Ok(()),
         }
-        Ok(())
     }
 
     /// The source bytes `[offset, offset + len)`.

@@ -223,6 +223,8 @@ fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Fail
             host.invalidate(conn.init.pd, rkey, conn.init.qpn)
                 .map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))?;
             wqe.packets = 0;
+            wqe.started = true;
+            return Ok(());
         }
         _ if wqe.needs_response() && conn.attr.max_rd_atomic == 0 => {
             return Err(Failure::new(WcStatus::LocQpOpErr, vendor::NOT_ALLOWED));
@@ -233,13 +235,9 @@ fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Fail
             }
             wqe.packets = 1;
         }
-        _ => {
-            if !wqe.is_read() {
-                wqe.check_source(conn.init.pd, host).map_err(Failure::local)?;
-            }
-            wqe.packets = Wqe::packets_for(len, conn.attr.path_mtu);
-        }
+        _ => wqe.packets = Wqe::packets_for(len, conn.attr.path_mtu),
     }
+    wqe.check_local(conn.init.pd, host).map_err(Failure::local)?;
     wqe.started = true;
     Ok(())
 }

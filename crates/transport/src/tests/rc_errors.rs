@@ -5,7 +5,7 @@ use ferroce_wire::{Bth, Headers, Opcode as O, Psn, Reth};
 use super::{answers, ends, sent_by, wr, write_to};
 use crate::host::{Count, Drop};
 use crate::testing::{Fate, Pair, Setup, Who};
-use crate::verbs::{Access, QpAttr, QpEvent, QpState, QpType, SendData, SendFlags, SendOp, SendWr, WcStatus};
+use crate::verbs::{Access, QpAttr, QpEvent, QpState, QpType, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
@@ -208,14 +208,24 @@ fn key_gone_in_the_middle_of_a_message() {
 }
 
 #[test]
-fn read_into_a_bad_buffer_fails_with_the_response() {
-    let mut pair = Pair::new(QpType::Rc);
-    let readonly = pair.a.host.memory.register(7, 100, Access::empty());
-    pair.post_wr(Who::A, wr(1, pair.read_op(0), &[readonly.sge(0, 64)]));
-    pair.post_wr(Who::A, wr(2, pair.read_op(0), &[readonly.sge(0, 64)]));
-    pair.run();
-    assert_eq!(ends(&pair.a.host.sent), [(1, WcStatus::LocProtErr), (2, FLUSHED)]);
-    assert_eq!(sent_by(&pair, Who::A).len(), 2, "the requests went out");
+fn a_response_that_has_nowhere_to_go_is_never_asked_for() {
+    let readonly = |pair: &mut Pair, len| pair.a.host.memory.register(7, 100, Access::empty()).sge(0, len);
+    let bad_key = |pair: &mut Pair, len| Sge { lkey: 0xdead, ..pair.a.region.sge(0, len) };
+    let buffers: [fn(&mut Pair, u32) -> Sge; 2] = [readonly, bad_key];
+    for buffer in buffers {
+        for (atomic, len) in [(false, 64), (true, 8)] {
+            let mut pair = Pair::new(QpType::Rc);
+            pair.b.host.memory.write(pair.b.region, 0, &5u64.to_ne_bytes());
+            let op = if atomic { pair.add_op(0, 1) } else { pair.read_op(0) };
+            let sge = buffer(&mut pair, len);
+            pair.post_wr(Who::A, wr(1, op, &[sge]));
+            pair.post(2, pair.write_op(8), 0, 8);
+            pair.run();
+            assert_eq!(ends(&pair.a.host.sent), [(1, WcStatus::LocProtErr), (2, FLUSHED)]);
+            assert_eq!((pair.seen.len(), pair.b.host.memory.atomics), (0, 0), "the peer does not notice");
+            assert_eq!(pair.b.bytes(0, 8), 5u64.to_ne_bytes());
+        }
+    }
 }
 
 #[test]

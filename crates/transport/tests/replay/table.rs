@@ -65,6 +65,8 @@ const RNR_RACE: &str = "free: the recorder saw the RNR NAK before requests that 
 const RNR_FROM_START: &str =
     "free: rxe repeats a message from its start though the RNR NAK acknowledged its first packet";
 const READ_AGAIN: &str = "free: we answer a READ asked for again from its middle as the new request that it is";
+const LOCAL_FIRST: &str = "free: we look at the place of the response before we ask for it, so that an atomic that must fail is not \
+                           executed; rxe when the response is there";
 const LOST_UNRECORDED: &str = "free: netem in the guest lost these before they were recorded";
 
 /// All of them.
@@ -207,6 +209,7 @@ pub(crate) const KNOWN: &[Known] = &[
     known("rc-netem", B, &["pair 0, frames 16, 26, 55, end: also sent: RC_ACKNOWLEDGE"], LOST_UNRECORDED),
     known("rc-peer-error-state", A, &["pair 0, end 2 times: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known("rc-peer-gone", A, &["pair 0, end 2 times: also sent: RC_SEND_ONLY"], ATTEMPTS),
+    known("rc-read-local-bounds", A, &["pair 0, frame 1: not sent: RC_READ_REQUEST"], LOCAL_FIRST),
     known(
         "rc-read-loss-resp-last",
         B,

@@ -224,8 +224,7 @@ impl Stream {
             };
             let harmless = match request.fate {
                 Fate::Good | Fate::Fragile => true,
-                // Whose response has nowhere to go fails only when that comes.
-                Fate::Local(_) => request.is_read() || request.is_atomic(),
+                Fate::Local(_) => false,
                 // A SEND whose key cannot be invalidated is refused only at its end.
                 Fate::Remote(_) => matches!(request.op, SendOp::SendInv { .. }),
             };
