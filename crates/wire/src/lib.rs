@@ -3,14 +3,15 @@
 //! RoCEv2 packet layouts, opcodes, PSN arithmetic and ICRC.
 //!
 //! A RoCEv2 packet is a UDP datagram to port 4791: BTH, the extended headers that its opcode asks for, payload, 0 to 3 pad bytes
-//! and the ICRC. [`Headers::parse`] and [`Headers::emit`] deal with the headers, [`icrc`] with the checksum. Nothing here
-//! allocates, knows an operating system, or panics on any bytes.
+//! and the ICRC. [`Headers::parse`] and [`Headers::emit`] deal with the headers, [`icrc`] with the checksum, [`mad`] with the
+//! datagrams of connection management. Nothing here allocates, knows an operating system, or panics on any bytes.
 
 mod display;
 mod emit;
 mod flow;
 mod headers;
 pub mod icrc;
+pub mod mad;
 mod net;
 mod opcode;
 mod parse;
