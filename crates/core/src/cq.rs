@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::sync::Mutex;
 use ferroce_transport::{Completion, WcStatus};
-use parking_lot::Mutex;
 
 use crate::channel::CompChannel;
 use crate::error::CoreError;

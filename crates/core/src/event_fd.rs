@@ -11,7 +11,7 @@ use std::hash::Hash;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{ReadWriteFlags, preadv2};

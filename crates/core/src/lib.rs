@@ -13,6 +13,7 @@ pub mod limits;
 pub mod mem;
 pub mod recv_queue;
 pub mod srq;
+pub mod sync;
 
 mod event_fd;
 

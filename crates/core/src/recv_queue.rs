@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::sync::Mutex;
 use ferroce_transport::RecvWr;
-use parking_lot::Mutex;
 
 use crate::error::CoreError;
 use crate::limits;

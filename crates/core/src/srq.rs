@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::sync::Mutex;
 use ferroce_transport::RecvWr;
-use parking_lot::Mutex;
 
 use crate::error::CoreError;
 use crate::event::{AsyncEvent, AsyncQueue, SrqEvent};

@@ -27,3 +27,10 @@ pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};
 pub use progress::spawn_quiet;
 pub use queue_pair::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
 pub use relay::Relay;
+
+/// Makes what the card keeps for the life of the process: the origin of its clock and the tables of its link. Otherwise made at first
+/// use, which in a forked child may never end.
+pub fn prepare() {
+    clock::now();
+    ferroce_link::prepare();
+}

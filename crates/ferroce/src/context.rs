@@ -5,10 +5,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
 use ferroce_engine::{Card, Lane};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
-use parking_lot::Mutex;
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -19,12 +19,25 @@ use crate::pd::Pd;
 use crate::relay::LeaseRelay;
 use crate::watch::Watch;
 
-/// The process's card. Kept for the life of the process once made: closing the last context and opening another is cheap.
-static CARD: Mutex<Option<ProcessCard>> = Mutex::new(None);
+/// The process's card. Kept for the life of the process once made: closing the last context and opening another is cheap. The lock is
+/// held across a fork, so that the child finds it open; it is not held while a card is made, which takes long.
+static CARD: Mutex<CardSlot> = Mutex::new(CardSlot::Empty);
+/// The slot has changed.
+static CARD_MADE: Condvar = Condvar::new();
 /// Protection domain handles, unique in the process: keys are checked against them.
 static NEXT_PD: AtomicU32 = AtomicU32::new(1);
 
-struct ProcessCard {
+/// Where the card is, or will be.
+pub(crate) enum CardSlot {
+    /// There is none.
+    Empty,
+    /// A thread of the process makes it. In a forked child that thread does not exist.
+    Making(Generation),
+    /// Here it is.
+    Ready(ProcessCard),
+}
+
+pub(crate) struct ProcessCard {
     generation: Generation,
     card: Arc<Card>,
     watch: Arc<Watch>,
@@ -171,29 +184,57 @@ impl Drop for Context {
 
 /// For the exit of the process: sends the ACKs that wait for the program's answer. Never waits.
 pub fn settle_before_exit() {
-    let card = CARD.try_lock().and_then(|slot| {
-        slot.as_ref().filter(|process| !process.generation.is_stale()).map(|process| Arc::clone(&process.card))
+    let card = CARD.try_lock().and_then(|slot| match &*slot {
+        CardSlot::Ready(process) if !process.generation.is_stale() => Some(Arc::clone(&process.card)),
+        _ => None,
     });
     if let Some(card) = card {
         card.settle();
     }
 }
 
+/// Keeps the slot consistent across a fork.
+pub(crate) fn hold() -> MutexGuard<'static, CardSlot> {
+    CARD.lock()
+}
+
 /// The card of this process, made on first use and made anew in a forked child.
 fn process_card() -> Result<(Arc<Card>, Arc<Watch>)> {
-    let mut slot = CARD.lock();
     let now = Generation::current();
-    if let Some(process) = slot.as_ref()
-        && process.generation == now
-    {
-        return Ok((Arc::clone(&process.card), Arc::clone(&process.watch)));
+    let mut slot = CARD.lock();
+    loop {
+        match &*slot {
+            CardSlot::Ready(process) if process.generation == now => return Ok(process.parts()),
+            CardSlot::Making(generation) if *generation == now => slot = sync::wait(&CARD_MADE, slot),
+            _ => break,
+        }
     }
     // A forked child must not drop what it inherited: the locks in it may be held by threads that do not exist here.
-    std::mem::forget(slot.take());
+    std::mem::forget(std::mem::replace(&mut *slot, CardSlot::Making(now)));
+    drop(slot);
+    let mut maker = Maker { made: CardSlot::Empty };
     let process = make_card(now)?;
-    let parts = (Arc::clone(&process.card), Arc::clone(&process.watch));
-    *slot = Some(process);
+    let parts = process.parts();
+    maker.made = CardSlot::Ready(process);
     Ok(parts)
+}
+
+/// Who has announced to make the card: whatever becomes of it, those who wait are told.
+struct Maker {
+    made: CardSlot,
+}
+
+impl Drop for Maker {
+    fn drop(&mut self) {
+        *CARD.lock() = std::mem::replace(&mut self.made, CardSlot::Empty);
+        CARD_MADE.notify_all();
+    }
+}
+
+impl ProcessCard {
+    fn parts(&self) -> (Arc<Card>, Arc<Watch>) {
+        (Arc::clone(&self.card), Arc::clone(&self.watch))
+    }
 }
 
 fn make_card(generation: Generation) -> Result<ProcessCard> {

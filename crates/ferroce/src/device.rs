@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ferroce_core::sync::{Mutex, MutexGuard};
 use ferroce_service::devices::{self, DeviceInfo, ListOptions};
-use parking_lot::Mutex;
 
 pub use ferroce_service::devices::GidEntry;
 
@@ -18,15 +18,23 @@ const HEADER_ROOM: u32 = 80;
 /// How old what we know of an interface may be.
 const FRESH: Duration = Duration::from_millis(50);
 
-/// All devices ever listed in this process, so that a device is the same object each time.
-static KNOWN: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+/// All devices ever listed in this process, by their index, so that a device is the same object each time. One lock for all: it is
+/// held across a fork, so that the child finds it open.
+static KNOWN: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 /// A device of this host.
 #[derive(Debug)]
 pub struct Device {
     name: String,
     index: u32,
-    known: Mutex<Known>,
+    ifindex: u32,
+}
+
+/// A device and what is known of it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    device: Arc<Device>,
+    known: Known,
 }
 
 #[derive(Debug)]
@@ -34,6 +42,11 @@ struct Known {
     info: DeviceInfo,
     present: bool,
     at: Instant,
+}
+
+/// Keeps the table consistent across a fork.
+pub(crate) fn hold() -> MutexGuard<'static, Vec<Entry>> {
+    KNOWN.lock()
 }
 
 /// State of a device's port (there is one, number 1).
@@ -68,26 +81,19 @@ fn options() -> ListOptions {
     ListOptions { loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }
 }
 
-fn remember(known: &mut Vec<Arc<Device>>, info: DeviceInfo) -> Arc<Device> {
-    let now = Instant::now();
-    if let Some(device) = known.iter().find(|device| device.is(&info)) {
-        *device.known.lock() = Known { info, present: true, at: now };
-        return Arc::clone(device);
+fn remember(table: &mut Vec<Entry>, info: DeviceInfo) -> Arc<Device> {
+    let (name, ifindex) = (info.name.clone(), info.ifindex);
+    let known = Known { info, present: true, at: Instant::now() };
+    if let Some(entry) = table.iter_mut().find(|entry| entry.device.name == name && entry.device.ifindex == ifindex) {
+        entry.known = known;
+        return Arc::clone(&entry.device);
     }
-    let device = Arc::new(Device {
-        name: info.name.clone(),
-        index: known.len() as u32,
-        known: Mutex::new(Known { info, present: true, at: now }),
-    });
-    known.push(Arc::clone(&device));
+    let device = Arc::new(Device { name, index: table.len() as u32, ifindex });
+    table.push(Entry { device: Arc::clone(&device), known });
     device
 }
 
 impl Device {
-    fn is(&self, info: &DeviceInfo) -> bool {
-        self.name == info.name && self.known.lock().info.ifindex == info.ifindex
-    }
-
     /// `ferroce0` and so on.
     pub fn name(&self) -> &str {
         &self.name
@@ -100,41 +106,40 @@ impl Device {
 
     /// The interface behind it.
     pub fn ifname(&self) -> String {
-        self.known.lock().info.ifname.clone()
+        self.with_known(|known| known.info.ifname.clone())
     }
 
     /// Index of the interface.
     pub fn ifindex(&self) -> u32 {
-        self.known.lock().info.ifindex
+        self.ifindex
     }
 
     /// Node GUID as a number (most significant byte first on the wire).
     pub fn guid(&self) -> u64 {
-        self.known.lock().info.guid
+        self.with_known(|known| known.info.guid)
     }
 
     /// What the interface looks like now.
     pub fn info(&self) -> DeviceInfo {
         self.refresh();
-        self.known.lock().info.clone()
+        self.with_known(|known| known.info.clone())
     }
 
     /// State of port 1.
     pub fn port(&self) -> PortAttr {
         self.refresh();
-        let known = self.known.lock();
-        PortAttr {
+        self.with_known(|known| PortAttr {
             active: known.present && known.info.up,
             max_mtu: 4096,
             active_mtu: path_mtu(known.info.mtu),
             gid_tbl_len: known.info.gids.len() as u32,
-        }
+        })
     }
 
     /// The GID table, by index.
     pub fn gids(&self) -> Vec<GidEntry> {
         self.refresh();
-        self.known.lock().info.gids.clone()
+        self.with_known(|known| known.info.gids.clone())
     }
 
     /// One entry of the GID table.
@@ -165,20 +170,25 @@ impl Device {
     }
 
     fn refresh(&self) {
-        if self.known.lock().at.elapsed() < FRESH {
+        if self.with_known(|known| known.at.elapsed() < FRESH) {
             return;
         }
         // An interface that went away leaves its last state, marked as down.
         let listed = list_now();
-        let mut known = self.known.lock();
-        known.at = Instant::now();
-        match listed.into_iter().find(|info| info.ifindex == known.info.ifindex) {
-            Some(info) => {
-                known.info = info;
-                known.present = true;
+        self.with_known(|known| {
+            known.at = Instant::now();
+            match listed.into_iter().find(|info| info.ifindex == self.ifindex) {
+                Some(info) => {
+                    known.info = info;
+                    known.present = true;
+                }
+                None => known.present = false,
             }
-            None => known.present = false,
-        }
+        });
+    }
+
+    fn with_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> T {
+        look(&mut KNOWN.lock()[self.index as usize].known)
     }
 }
 

@@ -2,11 +2,17 @@
 //!
 //! Threads do not survive fork and locks may be held in the copy. Every object remembers the generation of the process that made
 //! it; the C library counts the generation up in the child (`pthread_atfork`), and from then on old objects refuse at once without
-//! touching a lock. Fresh objects work as in any process.
+//! touching a lock. Fresh objects work as in any process: the few locks that are the process's rather than an object's are taken by the
+//! forking thread before the fork and let go after it, at both ends.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
+use ferroce_core::sync::MutexGuard;
+
+use crate::context::{self, CardSlot};
+use crate::device;
 use crate::error::{Error, Result};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -28,8 +34,38 @@ pub(crate) fn close_in_child(fds: impl Iterator<Item = RawFd>) {
     }
 }
 
-/// To be called in the child of a fork, before any verb. Only atomics and close(2): allowed in an atfork handler.
+/// The locks of the process, in the order in which they are taken.
+struct Held {
+    _card: MutexGuard<'static, CardSlot>,
+    _devices: MutexGuard<'static, Vec<device::Entry>>,
+}
+
+thread_local! {
+    /// What this thread holds while it forks.
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+/// Makes what the process keeps for its whole life and would else make at its first use, perhaps just when another thread forks. The
+/// caller sees to it that no fork happens meanwhile.
+pub fn prepare() {
+    ferroce_engine::prepare();
+}
+
+/// To be called before a fork, by the thread that forks. Waits for no more than a few instructions of other threads.
+pub fn before_fork() {
+    let held = Held { _card: context::hold(), _devices: device::hold() };
+    // In a thread that is ending there is no place left to remember: then its fork is as it was without us.
+    let _ = HELD.try_with(|place| place.replace(Some(held)));
+}
+
+/// To be called after a fork, by the thread that forked, in the parent.
+pub fn after_fork_in_parent() {
+    let _ = HELD.try_with(RefCell::take);
+}
+
+/// To be called in the child of a fork, before any verb. Only atomics, close(2) and letting go of locks: allowed in an atfork handler.
 pub fn after_fork_in_child() {
+    let _ = HELD.try_with(RefCell::take);
     GENERATION.fetch_add(1, Ordering::Relaxed);
     for slot in &NOT_FOR_CHILDREN {
         let fd = slot.swap(NO_FD, Ordering::Relaxed);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ferroce_core::sync::Mutex;
 use ferroce_core::{EventSource, RecvQueue, limits};
 use ferroce_engine::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
 use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendWr};
-use parking_lot::Mutex;
 
 use crate::cq::Cq;
 use crate::error::{Error, Result};

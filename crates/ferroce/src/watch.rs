@@ -3,10 +3,10 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 
+use ferroce_core::sync::Mutex;
 use ferroce_core::{AsyncEvent, PortEvent};
 use ferroce_service::devices::{DeviceInfo, DeviceWatch};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::device::{self, GidEntry};

@@ -23,12 +23,19 @@ handle!(ChannelObject, ibv_comp_channel, "channel");
 impl ChannelObject {
     /// Counts a CQ that uses (+1) or leaves (-1) the channel.
     pub(crate) fn count(&self, change: c_int) {
+        if self.context.is_stale() {
+            // In a forked child: the mutex may be held by a thread that does not exist here.
+            return;
+        }
         let c = self.c.as_ptr();
         // SAFETY: the field is guarded by the context's mutex, which is held.
         self.context.locked(|| unsafe { (*c).refcnt += change });
     }
 
     fn users(&self) -> c_int {
+        if self.context.is_stale() {
+            return 0;
+        }
         let c = self.c.as_ptr();
         // SAFETY: as in `count`.
         self.context.locked(|| unsafe { (*c).refcnt })
@@ -129,7 +136,10 @@ verb! {
     /// `ibv_ack_cq_events(3)`.
     fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) -> Void {
         // SAFETY: by the contract of the verb.
-        unsafe { CqObject::of(cq) }?;
+        if unsafe { CqObject::of(cq) }?.context.is_stale() {
+            // In a forked child nobody waits for it, and the mutex may be held for ever.
+            return Ok(());
+        }
         // SAFETY: the counter lies in the live CQ.
         unsafe { acknowledged!(cq, comp_events_completed).add(nevents) };
         Ok(())

@@ -27,7 +27,7 @@ pub struct ContextObject {
 }
 
 /// Open contexts, for import.
-static CONTEXTS: Registry<ContextObject> = Registry::new();
+pub(crate) static CONTEXTS: Registry<ContextObject> = Registry::new();
 
 /// A counted reference to a context.
 pub type ContextRef = Arc<ContextObject>;

@@ -25,7 +25,7 @@ pub struct CqObject {
     pub(crate) polling: RawMutex,
     /// The completion that `read_*` functions look at.
     pub(crate) current: Shared<Completion>,
-    context: ContextRef,
+    pub(crate) context: ContextRef,
 }
 
 handle!(CqObject, ibv_cq, "cq");

@@ -2,14 +2,15 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
-use parking_lot::{Mutex, const_mutex};
+use ferroce::sync::Mutex;
 
 use crate::abi::{consts, ibv_context, ibv_device, verbs_device, verbs_device_ops};
 use crate::context::ContextObject;
 use crate::entry::{MinusOne, Plain, Pointer, Refusal, Verb, Void, verb};
-use crate::{logging, refusal};
+use crate::refusal;
+use crate::start::{self, Held};
 
 /// A device as C sees it. Made once for each Ferroce device of the process and never freed: programs compare device pointers, and
 /// keep them after they freed the list.
@@ -30,7 +31,7 @@ struct Provider(verbs_device_ops);
 unsafe impl Sync for Provider {}
 static PROVIDER: Provider = Provider(verbs_device_ops { name: c"ferroce".as_ptr(), rest: [0; 31] });
 
-static DEVICES: Mutex<Vec<&'static DeviceObject>> = const_mutex(Vec::new());
+static DEVICES: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
 
 impl DeviceObject {
     /// The C object of a Ferroce device, the same each time.
@@ -89,30 +90,9 @@ impl DeviceObject {
     }
 }
 
-/// From the first use on, a forked child finds the objects it inherits refusing instead of hanging, and a process that exits sends what
-/// it owes its peers.
-fn watch_forks() {
-    extern "C" fn child() {
-        ferroce::after_fork_in_child();
-    }
-    extern "C" fn exit() {
-        // A panic may not leave a C function, and the process is ending anyway.
-        let _ = std::panic::catch_unwind(ferroce::settle_before_exit);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only counts, which is allowed in the child of a fork. The library is never unloaded (-z nodelete).
-        let failed = unsafe { libc::pthread_atfork(None, None, Some(child)) };
-        // SAFETY: as above; the handler takes no lock that it would have to wait for.
-        if unsafe { libc::atexit(exit) } != 0 {
-            log::warn!("no room for an exit handler: the last message's ACK may be missing at the peer");
-        }
-        if failed != 0 {
-            log::warn!(
-                "forked children will not notice that they inherited RDMA objects: pthread_atfork: errno {failed}"
-            );
-        }
-    });
+/// Keeps the list of devices consistent across a fork.
+pub(crate) fn hold() -> Held {
+    Box::new(DEVICES.lock())
 }
 
 /// Text as a C array: cut to leave room for the terminator.
@@ -127,8 +107,7 @@ pub(crate) fn c_chars<const N: usize>(text: &str) -> [c_char; N] {
 verb! {
     /// `ibv_get_device_list(3)`: a NULL-terminated array. The devices stay valid after the array is freed.
     fn ibv_get_device_list(num_devices: *mut c_int) -> Pointer<*mut ibv_device> {
-        logging::start();
-        watch_forks();
+        start::start();
         let devices = match ferroce::devices() {
             Ok(devices) => devices.into_iter().map(DeviceObject::intern).collect(),
             // An empty list is how verbs says so; the reason goes to the log.

@@ -20,7 +20,7 @@ const GRAIN: u64 = 4;
 /// Alignment that every piece has, as a power of two.
 const LOG_ALIGN: u32 = 12;
 
-static PIECES: Registry<Piece> = Registry::new();
+pub(crate) static PIECES: Registry<Piece> = Registry::new();
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 /// A piece of device memory. Regions that were registered over it keep it.

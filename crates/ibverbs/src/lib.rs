@@ -46,6 +46,7 @@ mod refusal;
 mod registry;
 mod slots;
 pub mod srq;
+mod start;
 pub mod strings;
 pub mod sysfs;
 pub mod unsupported;

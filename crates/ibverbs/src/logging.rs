@@ -1,8 +1,5 @@
 //! `FERROCE_LOG`: log lines on stderr, if the user asks for them. Without it the library writes nothing.
 
-use std::io::Write;
-use std::sync::Once;
-
 use log::{LevelFilter, Log, Metadata, Record};
 
 /// Lines on stderr, each in one write so that those of several processes do not mix.
@@ -22,25 +19,24 @@ impl Log for Stderr {
                 record.target().trim_start_matches("ferroce::"),
                 record.args()
             );
-            // A program that closed stderr does not want to know.
-            let _ = std::io::stderr().write_all(line.as_bytes());
+            // Not through the standard library's stderr, whose lock a forked child may find taken. A program that closed stderr does
+            // not want to know.
+            // SAFETY: the bytes live during the call.
+            unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Starts logging if `FERROCE_LOG` asks for it. Cheap after the first time.
+/// Starts logging if `FERROCE_LOG` asks for it.
 pub(crate) fn start() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let Some(value) = std::env::var_os("FERROCE_LOG") else { return };
-        let level = level(&value.to_string_lossy());
-        // A program written in Rust may have a logger, but not in this library's copy of the crate.
-        if log::set_logger(&Stderr).is_ok() {
-            log::set_max_level(level);
-        }
-    });
+    let Some(value) = std::env::var_os("FERROCE_LOG") else { return };
+    let level = level(&value.to_string_lossy());
+    // A program written in Rust may have a logger, but not in this library's copy of the crate.
+    if log::set_logger(&Stderr).is_ok() {
+        log::set_max_level(level);
+    }
 }
 
 /// `error`, `warn`, `info`, `debug`, `trace`, `off`; anything else that is not empty means `warn`, where refusals are told.

@@ -15,10 +15,10 @@ use crate::pd::PdObject;
 use crate::registry::Registry;
 
 /// Regions by key: for import, and for advice.
-static REGIONS: Registry<Region> = Registry::new();
+pub(crate) static REGIONS: Registry<Region> = Registry::new();
 
 /// A memory region, however many C objects stand for it: the one it was made with, and imported ones.
-struct Region {
+pub(crate) struct Region {
     mr: Arc<ferroce::Mr>,
     /// Handle of its protection domain.
     pd: u32,

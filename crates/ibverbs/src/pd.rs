@@ -9,7 +9,7 @@ use crate::handle::{Shared, handle};
 use crate::registry::Registry;
 
 /// Domains that can be imported.
-static DOMAINS: Registry<Domain> = Registry::new();
+pub(crate) static DOMAINS: Registry<Domain> = Registry::new();
 
 /// A protection domain, however many C objects stand for it: the one it was made with, parent domains, imported ones.
 pub(crate) struct Domain {

@@ -10,21 +10,31 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::entry::Refusal;
+use crate::start;
 
 /// Lines one process writes at most, so that a program that retries for ever does not fill a disk.
 const LINES_MAX: u32 = 200;
+
+/// What `FERROCE_REFUSAL` names; set by [`start`].
+static FILE: OnceLock<PathBuf> = OnceLock::new();
+
+/// Looks where refusals are to be kept.
+pub(crate) fn start() {
+    if let Some(file) = std::env::var_os("FERROCE_REFUSAL").filter(|name| !name.is_empty()) {
+        // It was set already only if this was called twice.
+        let _ = FILE.set(PathBuf::from(file));
+    }
+}
 
 /// Tells a refusal that is worth telling.
 pub(crate) fn tell(verb: &'static str, refusal: &Refusal) {
     if refusal.is_routine() {
         return;
     }
+    start::start();
     log::warn!(target: "ferroce::verbs", "{verb}: {refusal} ({})", errno_name(refusal.errno()));
-    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
     static LINES: AtomicU32 = AtomicU32::new(0);
-    let file =
-        FILE.get_or_init(|| std::env::var_os("FERROCE_REFUSAL").filter(|name| !name.is_empty()).map(PathBuf::from));
-    if let Some(file) = file
+    if let Some(file) = FILE.get()
         && LINES.fetch_add(1, Ordering::Relaxed) < LINES_MAX
     {
         record(file, verb, refusal);

@@ -2,22 +2,26 @@
 //! names regions by key.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use ferroce::sync::Mutex;
+
+use crate::start::Held;
 
 /// Live objects of one kind, by handle. An object leaves when its last reference is dropped; nobody is kept alive here.
-pub(crate) struct Registry<T>(LazyLock<Mutex<HashMap<u32, Weak<T>>>>);
+/// The table is made with the first object.
+pub(crate) struct Registry<T>(Mutex<Option<HashMap<u32, Weak<T>>>>);
 
 impl<T> Registry<T> {
     /// Without objects.
     pub(crate) const fn new() -> Registry<T> {
-        Registry(LazyLock::new(Mutex::default))
+        Registry(Mutex::new(None))
     }
 
     /// Makes an object known. A handle is used again only after its object is gone.
     pub(crate) fn add(&self, handle: u32, object: &Arc<T>) {
-        let mut objects = self.0.lock();
+        let mut slot = self.0.lock();
+        let objects = slot.get_or_insert_default();
         // Clearing out what is gone costs a constant for each object added.
         if objects.len() == objects.capacity() {
             objects.retain(|_, object| object.strong_count() > 0);
@@ -27,12 +31,17 @@ impl<T> Registry<T> {
 
     /// The object with a handle, if it is alive.
     pub(crate) fn get(&self, handle: u32) -> Option<Arc<T>> {
-        self.0.lock().get(&handle)?.upgrade()
+        self.0.lock().as_ref()?.get(&handle)?.upgrade()
     }
 
     /// The first live object that fits.
     pub(crate) fn find(&self, fits: impl Fn(&T) -> bool) -> Option<Arc<T>> {
-        self.0.lock().values().filter_map(Weak::upgrade).find(|object| fits(object))
+        self.0.lock().as_ref()?.values().filter_map(Weak::upgrade).find(|object| fits(object))
+    }
+
+    /// Keeps the table consistent across a fork.
+    pub(crate) fn hold(&'static self) -> Held {
+        Box::new(self.0.lock())
     }
 }
 
@@ -52,7 +61,7 @@ mod tests {
         for handle in 0..10_000 {
             OBJECTS.add(handle, &Arc::new(2));
         }
-        assert!(OBJECTS.0.lock().len() < 1_000, "what is gone is cleared out");
+        assert!(OBJECTS.0.lock().as_ref().is_some_and(|objects| objects.len() < 1_000), "what is gone is cleared out");
         assert!(OBJECTS.find(|_| true).is_none());
     }
 }

@@ -164,6 +164,14 @@ fn extended_verbs_and_events_between_two_queue_pairs() {
 }
 
 #[test]
+fn a_fork_in_the_middle_of_an_open_leaves_the_child_free_to_open_anew() {
+    let record = installation().lib.path().join("refusals of forks");
+    let output = run(&compile("forks.c", "forks"), &[("FERROCE_REFUSAL", record.to_str().expect("a plain path"))]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output), "good\n");
+}
+
+#[test]
 fn refusals_are_logged_and_recorded_on_request() {
     let installation = installation();
     let record = installation.lib.path().join("refusals");

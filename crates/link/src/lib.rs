@@ -21,7 +21,7 @@ pub mod udp;
 pub use fault::{FaultConfig, FaultLink};
 pub use pcap::PcapLink;
 pub use stats::LinkStats;
-pub use udp::{UdpLink, UdpOptions};
+pub use udp::{UdpLink, UdpOptions, prepare};
 
 pub use ferroce_wire::UDP_PORT as ROCE_PORT;
 

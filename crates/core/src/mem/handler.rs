@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::FAULT_SIGNALS;
 

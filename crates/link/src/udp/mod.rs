@@ -32,6 +32,12 @@ mod sys;
 pub use probe::Capabilities;
 pub use recv::ingest;
 
+/// Makes what the link keeps for the life of the process: what the system can do, and tables.
+pub fn prepare() {
+    Capabilities::probe();
+    sum::prepare();
+}
+
 /// What a [`UdpLink`] is made with.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {

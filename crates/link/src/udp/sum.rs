@@ -10,6 +10,11 @@ static IDENTIFICATIONS: LazyLock<[u32; 128]> = LazyLock::new(|| {
     std::array::from_fn(|identification| any.state(0, identification as u16) ^ any.state(0, 0))
 });
 
+/// Makes the table now.
+pub(super) fn prepare() {
+    LazyLock::force(&IDENTIFICATIONS);
+}
+
 /// The sum of one path.
 pub(super) struct PathSum {
     pseudo: Pseudo,
