@@ -34,9 +34,14 @@ impl CompChannel {
     /// Takes the next event and gives the cookie of its completion queue. Sleeps, without a lock, unless `O_NONBLOCK` is set.
     ///
     /// # Errors
-    /// EAGAIN with `O_NONBLOCK` and nothing there; EINTR when a signal handler without `SA_RESTART` ran.
+    /// EAGAIN with `O_NONBLOCK` and nothing there; EINTR when a signal handler ran.
     pub fn next_event(&self) -> io::Result<u64> {
         self.queue.next()
+    }
+
+    /// Takes the next event if there is one; never sleeps.
+    pub fn try_event(&self) -> Option<u64> {
+        self.queue.take()
     }
 
     /// Would [`CompChannel::next_event`] find an event at once?

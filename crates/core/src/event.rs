@@ -138,9 +138,19 @@ impl AsyncQueue {
     /// Takes the next event. Sleeps, without a lock, unless `O_NONBLOCK` is set.
     ///
     /// # Errors
-    /// EAGAIN with `O_NONBLOCK` and nothing there; EINTR when a signal handler without `SA_RESTART` ran.
+    /// EAGAIN with `O_NONBLOCK` and nothing there; EINTR when a signal handler ran.
     pub fn next_event(&self) -> io::Result<AsyncEvent> {
         self.queue.next()
+    }
+
+    /// Takes the next event if there is one; never sleeps.
+    pub fn try_event(&self) -> Option<AsyncEvent> {
+        self.queue.take()
+    }
+
+    /// Did the program set `O_NONBLOCK`?
+    pub fn is_nonblocking(&self) -> bool {
+        self.queue.is_nonblocking()
     }
 
     /// Events of an object that wait to be read.

@@ -2,25 +2,24 @@
 //! common.
 //!
 //! An eventfd in semaphore mode counts the queued events, so that `poll`, `epoll` and `O_NONBLOCK` behave as on the kernel's
-//! descriptors; which events they are is told by a queue in memory. The queue may run behind the descriptor only for a moment
-//! inside [`EventQueue::next`]: it never holds a lock while it sleeps.
+//! descriptors; which events they are is told by a queue in memory. Both change together under one lock, which nobody holds while he
+//! sleeps. No call here is a cancellation point (`pthread_cancel`) but the sleep of [`EventQueue::next`].
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
 use std::hash::Hash;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::sync::Mutex;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::io::{ReadWriteFlags, preadv2};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 
 /// Events of type `E` from sources named by `K`.
 #[derive(Debug)]
 pub(crate) struct EventQueue<K, E> {
     /// In semaphore mode. Its flags belong to the program.
-    tokens: File,
+    tokens: OwnedFd,
     state: Mutex<State<K, E>>,
 }
 
@@ -39,7 +38,7 @@ impl<K: Copy + Eq + Hash, E> EventQueue<K, E> {
     pub(crate) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?;
         let state = State { queued: VecDeque::new(), handed_out: HashMap::new() };
-        Ok(EventQueue { tokens: File::from(fd), state: Mutex::new(state) })
+        Ok(EventQueue { tokens: fd, state: Mutex::new(state) })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -51,28 +50,35 @@ impl<K: Copy + Eq + Hash, E> EventQueue<K, E> {
         let mut state = self.state.lock();
         state.queued.push_back((source, event));
         // Under the lock, so that there are never more tokens than events. It cannot sleep: the counter would have to reach 2^64.
-        if let Err(error) = (&self.tokens).write(&1u64.to_ne_bytes()) {
+        if let Err(error) = write(&self.tokens, &1u64.to_ne_bytes()) {
             log::error!("event is queued but its descriptor cannot be signalled: {error}");
         }
+    }
+
+    /// Takes the next event if there is one; never sleeps.
+    pub(crate) fn take(&self) -> Option<E> {
+        let mut state = self.state.lock();
+        let (source, event) = state.queued.pop_front()?;
+        self.drop_token();
+        if let Some(source) = source {
+            *state.handed_out.entry(source).or_default() += 1;
+        }
+        Some(event)
     }
 
     /// Takes the next event; sleeps for one unless the program set `O_NONBLOCK`.
     ///
     /// # Errors
-    /// EAGAIN with `O_NONBLOCK`; EINTR when a signal handler without `SA_RESTART` ran, as `read(2)` in libibverbs has it.
+    /// EAGAIN with `O_NONBLOCK`; EINTR when a signal handler ran.
     pub(crate) fn next(&self) -> io::Result<E> {
         loop {
-            let mut token = [0; 8];
-            let count = (&self.tokens).read(&mut token)?;
-            assert_eq!(count, token.len(), "an eventfd is read in whole words");
-            let mut state = self.state.lock();
-            // Empty if the event was forgotten after its token was read: as if neither had been.
-            if let Some((source, event)) = state.queued.pop_front() {
-                if let Some(source) = source {
-                    *state.handed_out.entry(source).or_default() += 1;
-                }
+            if let Some(event) = self.take() {
                 return Ok(event);
             }
+            if self.is_nonblocking() {
+                return Err(Errno::AGAIN.into());
+            }
+            poll(&mut [PollFd::new(&self.tokens, PollFlags::IN)], None)?;
         }
     }
 
@@ -102,14 +108,18 @@ impl<K: Copy + Eq + Hash, E> EventQueue<K, E> {
         state.handed_out.remove(&source).unwrap_or(0)
     }
 
-    /// Takes back one token without sleeping, whatever the descriptor's flags. If a reader has it already, that reader will find
-    /// the queue short and go on; if the kernel has no RWF_NOWAIT for eventfds, a poller may wake once in vain.
+    /// Takes back one token, which is there. A program that read the descriptor itself may have stolen it: this sleeps all the same not.
     fn drop_token(&self) {
         let mut token = [0; 8];
-        let mut buffers = [io::IoSliceMut::new(&mut token)];
         // Offset -1: the descriptor has no position.
-        if let Err(error) = preadv2(&self.tokens, &mut buffers, u64::MAX, ReadWriteFlags::NOWAIT) {
-            log::trace!("token of a forgotten event stays: {error}");
+        let dropped = preadv2(&self.tokens, &mut [io::IoSliceMut::new(&mut token)], u64::MAX, ReadWriteFlags::NOWAIT);
+        // Kernels before 5.8 do not know that for eventfds.
+        if matches!(dropped, Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS)) {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if poll(&mut [PollFd::new(&self.tokens, PollFlags::IN)], Some(&now)) == Ok(1) {
+                // Nobody else reads without the lock.
+                let _ = read(&self.tokens, &mut token[..]);
+            }
         }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ferroce_core::{CoreError, KeyTable};
 use parking_lot::RwLock;
 
+use crate::attendance::Attendance;
 use crate::lane::Lane;
-use crate::progress;
 
 /// A software RDMA card.
 #[derive(Debug)]
@@ -44,16 +44,12 @@ impl Card {
         }
     }
 
-    /// One turn of every lane by a thread that sleeps until `event` is readable, or until something else happens.
-    ///
-    /// # Errors
-    /// EINTR: a signal handler ran.
-    pub fn attend(&self, event: BorrowedFd<'_>) -> std::io::Result<()> {
-        let lanes = self.lanes();
-        match lanes.as_slice() {
-            [lane] => lane.attend(event),
+    /// For a program thread that waits until `event` is readable: lets it look after the lane meanwhile.
+    pub fn attendance<'e>(&self, event: BorrowedFd<'e>) -> Attendance<'e> {
+        match self.lanes.read().as_slice() {
+            [lane] => Attendance::new(lane, event),
             // With several lanes their progress threads do the work.
-            _ => progress::sleep_for(event),
+            _ => Attendance::idle(event),
         }
     }
 

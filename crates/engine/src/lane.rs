@@ -69,6 +69,8 @@ pub struct Lane {
     /// When the lane next needs a turn without a packet.
     deadline: AtomicU64,
     sleep_fds: Vec<OwnedFd>,
+    /// Which of them are not to be slept on any more, by place.
+    hung_up: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -96,6 +98,7 @@ impl Lane {
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
+            hung_up: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         progress::spawn(&lane)?;
@@ -191,30 +194,45 @@ impl Lane {
         self.run_if_free(if polls.is_multiple_of(POLLS_PER_RELAY) { Turn::PROGRAM_ALL } else { Turn::PROGRAM });
     }
 
-    /// For a program thread that waits for a completion event: looks after the lane until `event` becomes readable or something else
-    /// happened. So a packet wakes one thread, not two.
-    ///
-    /// # Errors
-    /// EINTR: a signal handler ran.
-    pub fn attend(&self, event: BorrowedFd<'_>) -> std::io::Result<()> {
+    /// For a program thread that waits for a completion event: takes the seat of the attendant if it is free, and looks what came in
+    /// since the program last did.
+    pub(crate) fn sit_down(&self) -> bool {
         if self.attended.swap(true, Ordering::SeqCst) {
-            // One attendant is enough; it raises our event too.
-            return progress::sleep_for(event);
+            return false;
         }
         self.polls.fetch_add(1, Ordering::Relaxed);
         if self.progress() == Progress::OnDuty {
             self.progress_sleeper.wake();
         }
-        // Something may have come in since the program last looked.
         self.run_if_free(Turn::PROGRAM_ALL);
-        let slept = progress::sleep_on(self, &self.attendant, Some(event), &mut Vec::new());
+        true
+    }
+
+    /// For the attendant after its sleep: one more look, then the lane is the progress thread's again.
+    pub(crate) fn stand_up(&self) {
+        self.attendant.rise();
         self.run_if_free(Turn::PROGRAM_ALL);
         self.polls.fetch_add(1, Ordering::Relaxed);
         self.attended.store(false, Ordering::SeqCst);
         if self.progress() == Progress::Relieved {
             self.progress_sleeper.wake();
         }
-        slept
+    }
+
+    pub(crate) fn attendant(&self) -> &Sleeper {
+        &self.attendant
+    }
+
+    /// The other end of a descriptor to sleep on is gone for good (the service's relay after the service): it would wake us without end.
+    pub(crate) fn note_hung_up(&self, place: usize) {
+        if let Some(bit) = u32::try_from(place).ok().and_then(|place| 1u64.checked_shl(place)) {
+            self.hung_up.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_hung_up(&self, place: usize) -> bool {
+        let bit = u32::try_from(place).ok().and_then(|place| 1u64.checked_shl(place));
+        bit.is_some_and(|bit| self.hung_up.load(Ordering::Relaxed) & bit != 0)
     }
 
     pub(crate) fn is_attended(&self) -> bool {

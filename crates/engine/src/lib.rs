@@ -4,6 +4,7 @@
 //! range of queue pair numbers, timers and congestion windows, behind one lock. Whoever holds the lock runs the card for a moment:
 //! a program that posts or polls, or the lane's progress thread when the program does neither.
 
+mod attendance;
 mod card;
 mod clock;
 mod counters;
@@ -21,6 +22,7 @@ mod sync;
 mod timers;
 mod windows;
 
+pub use attendance::Attendance;
 pub use card::Card;
 pub use counters::{CounterSnapshot, Counters};
 pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};

@@ -58,7 +58,6 @@ fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
 
 fn run(weak: &Weak<Lane>) {
     let mut polls_seen = 0;
-    let mut hung_up = Vec::new();
     loop {
         let Some(lane) = weak.upgrade() else { return };
         if lane.is_closed() {
@@ -74,8 +73,7 @@ fn run(weak: &Weak<Lane>) {
             sleep_relieved(&lane);
         } else {
             lane.set_progress(Progress::OnDuty);
-            // EINTR counts as a wake-up.
-            let _ = sleep_on(&lane, lane.progress_sleeper(), None, &mut hung_up);
+            sleep_on(&lane, lane.progress_sleeper());
             lane.set_progress(Progress::Awake);
             if lane.polls() - polls_seen < SPINNER_POLLS {
                 let turn = || lane.turn_blocking();
@@ -106,46 +104,33 @@ fn sleep_relieved(lane: &Lane) {
     lane.progress_sleeper().rise();
 }
 
-/// Sleeps until a packet, a timer, a wake-up or `event`. `hung_up` are the descriptors whose other end is gone for good (the service's
-/// relay after the service): they would wake us without end.
-///
-/// # Errors
-/// EINTR: a signal handler ran.
-pub(crate) fn sleep_on(
-    lane: &Lane,
-    sleeper: &Sleeper,
-    event: Option<BorrowedFd<'_>>,
-    hung_up: &mut Vec<usize>,
-) -> std::io::Result<()> {
-    let now = clock::now();
-    let until = lane.next_deadline().unwrap_or(u64::MAX).min(now + SLEEP_MAX_NS);
+/// Sleeps until a packet, a timer or a wake-up. EINTR counts as one.
+fn sleep_on(lane: &Lane, sleeper: &Sleeper) {
+    let nap = announce(lane, sleeper);
+    let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
+        fds(lane, sleeper).map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN))).unzip();
+    let _ = ppoll(&mut polled, Some(time_spec(nap)), None);
+    sleeper.rise();
+    note_hung_up(lane, &places, &polled);
+}
+
+/// Tells those who may have to wake `sleeper` until when it sleeps, and gives the nanoseconds.
+pub(crate) fn announce(lane: &Lane, sleeper: &Sleeper) -> u64 {
+    let until = lane.next_deadline().unwrap_or(u64::MAX).min(clock::now() + SLEEP_MAX_NS);
     sleeper.announce(until);
     // A doorbell rung or deadline armed before the announcement was seen by nobody: look once more.
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(until);
-    let nap = until.saturating_sub(clock::now());
-    let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) = lane
-        .sleep_fds()
-        .chain([sleeper.fd()])
-        .chain(event)
-        .enumerate()
-        .filter(|(place, _)| !hung_up.contains(place))
-        .map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN)))
-        .unzip();
-    let slept = ppoll(&mut polled, Some(time_spec(nap)), None);
-    sleeper.rise();
-    let gone =
-        places.iter().zip(&polled).filter(|(_, fd)| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP)));
-    hung_up.extend(gone.map(|(place, _)| *place));
-    slept.map(drop).map_err(Into::into)
+    until.saturating_sub(clock::now())
 }
 
-/// Sleeps until `event` is readable.
-///
-/// # Errors
-/// EINTR: a signal handler ran.
-pub(crate) fn sleep_for(event: BorrowedFd<'_>) -> std::io::Result<()> {
-    let mut polled = [PollFd::new(event, PollFlags::POLLIN)];
-    ppoll(&mut polled, None, None).map(drop).map_err(Into::into)
+/// What to sleep on, with places that stay the same.
+pub(crate) fn fds<'a>(lane: &'a Lane, sleeper: &'a Sleeper) -> impl Iterator<Item = (usize, BorrowedFd<'a>)> {
+    lane.sleep_fds().chain([sleeper.fd()]).enumerate().filter(|(place, _)| !lane.is_hung_up(*place))
+}
+
+pub(crate) fn note_hung_up(lane: &Lane, places: &[usize], polled: &[PollFd<'_>]) {
+    let gone = |fd: &PollFd<'_>| fd.revents().is_some_and(|revents| revents.contains(PollFlags::POLLHUP));
+    places.iter().zip(polled).filter(|(_, fd)| gone(fd)).for_each(|(place, _)| lane.note_hung_up(*place));
 }
 
 fn time_spec(ns: u64) -> TimeSpec {

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
-use ferroce_engine::{Card, Lane};
+use ferroce_engine::{Attendance, Card, Lane};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
 
 use crate::cq::Cq;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork::{self, Generation};
 use crate::link;
 use crate::pd::Pd;
@@ -112,7 +112,16 @@ impl Context {
     /// EINTR: a signal handler ran. EIO in a forked child.
     pub fn attend(&self, event: BorrowedFd<'_>) -> Result<()> {
         self.check()?;
-        Ok(self.card.attend(event)?)
+        Ok(self.card.attendance(event).wait()?)
+    }
+
+    /// [`Context::attend`] in parts, for who wants to sleep by himself.
+    ///
+    /// # Errors
+    /// EIO in a forked child.
+    pub fn attendance<'e>(&self, event: BorrowedFd<'e>) -> Result<Attendance<'e>> {
+        self.check()?;
+        Ok(self.card.attendance(event))
     }
 
     /// Takes the next event of a completion channel and gives the cookie of its completion queue; waits for one unless the program made
@@ -151,6 +160,18 @@ impl Context {
     pub fn next_async_event(&self) -> Result<AsyncEvent> {
         self.check()?;
         Ok(self.events.next_event()?)
+    }
+
+    /// Takes the next asynchronous event if there is one; never sleeps.
+    ///
+    /// # Errors
+    /// EAGAIN: there is none and the program made the descriptor non-blocking. EIO in a forked child.
+    pub fn try_async_event(&self) -> Result<Option<AsyncEvent>> {
+        self.check()?;
+        match self.events.try_event() {
+            None if self.events.is_nonblocking() => Err(Error::new(libc::EAGAIN, "no event")),
+            taken => Ok(taken),
+        }
     }
 
     /// Counters of all lanes of this process and of their links, by name.

@@ -24,7 +24,7 @@ pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, devices};
 pub use error::{Error, Result};
 pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, limits, sync};
-pub use ferroce_engine::QueueCaps;
+pub use ferroce_engine::{Attendance, QueueCaps};
 pub use ferroce_transport::{
     Access, Completion, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
     SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,

@@ -1,12 +1,15 @@
 //! Asynchronous events of a context.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
 
 use ferroce::AsyncEvent;
 
 use crate::abi::{ibv_async_element, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
+use crate::cancel::{self, Step, Steps};
+use crate::channel::slept;
 use crate::context::ContextObject;
-use crate::entry::{MinusOne, Refusal, Void, verb};
+use crate::entry::{MinusOne, Refusal, Verb, Void, enter, verb};
 use crate::events::acknowledged;
 
 /// Whose acknowledgement counter an event type counts in.
@@ -33,28 +36,63 @@ impl Kind {
     }
 }
 
-verb! {
-    /// `ibv_get_async_event(3)`: blocks unless the program made the descriptor non-blocking.
-    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> MinusOne {
-        // SAFETY: by the contract of the verb.
-        let context = unsafe { ContextObject::of(context) }?;
-        if event.is_null() {
-            return Err(Refusal::invalid("event is NULL"));
-        }
-        let next = context.context().next_async_event()?;
-        let element = match next {
-            // The cookie of an object is its address; the object cannot be freed before this event is acknowledged.
-            AsyncEvent::Qp { cookie, .. } | AsyncEvent::Cq { cookie } | AsyncEvent::Srq { cookie, .. } => {
-                ibv_async_element { object: cookie as *mut c_void }
-            }
-            AsyncEvent::Port { port, .. } => port_element(port),
-            AsyncEvent::DeviceFatal => port_element(0),
-        };
-        // SAFETY: not NULL, so it points to a structure of the caller.
-        unsafe { event.write(ibv_async_event { element, event_type: next.event_type() }) };
-        Ok(0)
+/// Takes the next event, or gives the descriptor to sleep on.
+///
+/// # Safety
+///
+/// The contract of `ibv_get_async_event`.
+unsafe fn next(context: *mut ibv_context, event: *mut ibv_async_event) -> Verb<Step<RawFd>> {
+    // SAFETY: by the contract above.
+    let context = unsafe { ContextObject::of(context) }?;
+    if event.is_null() {
+        return Err(Refusal::invalid("event is NULL"));
     }
+    let Some(next) = context.context().try_async_event()? else {
+        return Ok(Step::Sleep(context.context().async_fd()));
+    };
+    let element = match next {
+        // The cookie of an object is its address; the object cannot be freed before this event is acknowledged.
+        AsyncEvent::Qp { cookie, .. } | AsyncEvent::Cq { cookie } | AsyncEvent::Srq { cookie, .. } => {
+            ibv_async_element { object: cookie as *mut c_void }
+        }
+        AsyncEvent::Port { port, .. } => port_element(port),
+        AsyncEvent::DeviceFatal => port_element(0),
+    };
+    // SAFETY: not NULL, so it points to a structure of the caller.
+    unsafe { event.write(ibv_async_event { element, event_type: next.event_type() }) };
+    Ok(Step::Done)
+}
 
+/// `ibv_get_async_event(3)`: blocks unless the program made the descriptor non-blocking. A cancellation point, as read(2) is.
+///
+/// # Safety
+///
+/// The contract of the C function: pointers are NULL or point to live objects of their type.
+// SAFETY: the name is the C library's own, and is defined once: symbols.in lists it, the link would report a second.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    const NAME: &str = "ibv_get_async_event";
+    // SAFETY: the caller is the program.
+    unsafe { cancel::point() };
+    loop {
+        // SAFETY: by the contract above.
+        match enter::<Steps<_>>(NAME, || unsafe { next(context, event) }) {
+            None => return -1,
+            Some(Step::Done) => return 0,
+            Some(Step::Sleep(fd)) => {
+                let mut polled = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+                // SAFETY: as above; this frame holds nothing.
+                let errno = unsafe { cancel::sleep(&mut polled, None) };
+                let go_on = enter::<MinusOne>(NAME, || slept(errno));
+                if go_on != 0 {
+                    return go_on;
+                }
+            }
+        }
+    }
+}
+
+verb! {
     /// `ibv_ack_async_event(3)`.
     fn ibv_ack_async_event(event: *mut ibv_async_event) -> Void {
         if event.is_null() {

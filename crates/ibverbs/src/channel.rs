@@ -3,10 +3,13 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
+use ferroce::Attendance;
+
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::cancel::{self, Step, Steps};
 use crate::context::{ContextObject, ContextRef};
 use crate::cq::CqObject;
-use crate::entry::{MinusOne, Pointer, Refusal, Status, Void, verb};
+use crate::entry::{MinusOne, Pointer, Refusal, Status, Verb, Void, enter, verb};
 use crate::events::acknowledged;
 use crate::handle::{Shared, handle};
 
@@ -42,23 +45,84 @@ impl ChannelObject {
     }
 }
 
-impl ChannelObject {
-    /// Runs the card until an event is there, instead of sleeping in read(2): a packet then wakes one thread instead of two. Keeps
-    /// the manners of that read(2): a non-blocking descriptor is left alone, and a signal ends the wait unless its handler
-    /// restarts system calls.
-    fn wait(&self) -> Result<(), Refusal> {
-        while !self.channel.is_readable() && !self.channel.is_nonblocking() {
-            match self.context.context().attend(self.channel.as_fd()) {
-                Ok(()) => {}
-                Err(error) if error.errno() == libc::EINTR => {
-                    if !handlers_restart() {
-                        return Err(Refusal::routine(libc::EINTR, "a signal came"));
-                    }
+/// Takes the next event, or says that there is none yet: then the card runs in the sleep, so that a packet wakes one thread instead of
+/// two. Keeps the manners of the read(2) that programs know: a non-blocking descriptor is left alone.
+///
+/// # Safety
+///
+/// The contract of `ibv_get_cq_event`.
+unsafe fn next<'a>(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> Verb<Step<Attendance<'a>>> {
+    // SAFETY: by the contract above.
+    let object: &'a ChannelObject = unsafe { ChannelObject::of(channel) }?;
+    if cq.is_null() || cq_context.is_null() {
+        return Err(Refusal::invalid("no place for the completion queue or its context"));
+    }
+    let Some(cookie) = object.channel.try_event() else {
+        if object.channel.is_nonblocking() {
+            return Err(Refusal::routine(libc::EAGAIN, "no event"));
+        }
+        return Ok(Step::Sleep(object.context.context().attendance(object.channel.as_fd())?));
+    };
+    let source = cookie as *mut ibv_cq;
+    // SAFETY: the cookie of a CQ is its address, and the CQ cannot be freed before the event just taken is acknowledged. The places are
+    // the caller's.
+    unsafe {
+        *cq = source;
+        *cq_context = (*source).cq_context;
+    }
+    Ok(Step::Done)
+}
+
+/// After a sleep: a signal ends the wait unless its handler restarts system calls.
+pub(crate) fn slept(errno: c_int) -> Verb<c_int> {
+    match errno {
+        0 => Ok(0),
+        libc::EINTR if handlers_restart() => Ok(0),
+        libc::EINTR => Err(Refusal::routine(libc::EINTR, "a signal came")),
+        errno => {
+            Err(Refusal::new(errno, format!("cannot wait for an event: {}", std::io::Error::from_raw_os_error(errno))))
+        }
+    }
+}
+
+/// `ibv_get_cq_event(3)`: blocks unless the program made the descriptor non-blocking. A cancellation point, as read(2) is.
+///
+/// # Safety
+///
+/// The contract of the C function: pointers are NULL or point to live objects of their type.
+// SAFETY: the name is the C library's own, and is defined once: symbols.in lists it, the link would report a second.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    const NAME: &str = "ibv_get_cq_event";
+    // SAFETY: the caller is the program.
+    unsafe { cancel::point() };
+    loop {
+        // SAFETY: by the contract above.
+        match enter::<Steps<_>>(NAME, || unsafe { next(channel, cq, cq_context) }) {
+            None => return -1,
+            Some(Step::Done) => return 0,
+            Some(Step::Sleep(attendance)) => {
+                let (mut polled, longest) = attendance.polled();
+                // SAFETY: as above. A thread that ends here drops `attendance`, which gives back its seat at the lane.
+                let errno = unsafe { cancel::sleep(&mut polled, longest) };
+                let go_on = enter::<MinusOne>(NAME, || {
+                    attendance.woken(&polled);
+                    drop(attendance);
+                    slept(errno)
+                });
+                if go_on != 0 {
+                    return go_on;
                 }
-                Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
     }
 }
 
@@ -78,15 +142,6 @@ fn handlers_restart() -> bool {
         let has_handler = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
         !has_handler || action.sa_flags & libc::SA_RESTART != 0
     })
-}
-
-/// An error of the operating system while waiting: `EAGAIN` on a non-blocking descriptor is the ordinary answer.
-pub(crate) fn waiting(error: &std::io::Error) -> Refusal {
-    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-    match errno {
-        libc::EAGAIN | libc::EINTR => Refusal::routine(errno, "no event"),
-        _ => Refusal::new(errno, format!("cannot read the next event: {error}")),
-    }
 }
 
 verb! {
@@ -109,28 +164,6 @@ verb! {
         // SAFETY: nothing uses it, and the program has no use for the pointer any more.
         drop(unsafe { ChannelObject::reclaim(channel) });
         Ok(())
-    }
-
-    /// `ibv_get_cq_event(3)`: blocks unless the program made the descriptor non-blocking.
-    fn ibv_get_cq_event(
-        channel: *mut ibv_comp_channel,
-        cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut c_void,
-    ) -> MinusOne {
-        // SAFETY: by the contract of the verb.
-        let channel = unsafe { ChannelObject::of(channel) }?;
-        if cq.is_null() || cq_context.is_null() {
-            return Err(Refusal::invalid("no place for the completion queue or its context"));
-        }
-        channel.wait()?;
-        let source = channel.channel.next_event().map_err(|error| waiting(&error))? as *mut ibv_cq;
-        // SAFETY: the cookie of a CQ is its address, and the CQ cannot be freed before the event just taken is acknowledged. The
-        // places are the caller's.
-        unsafe {
-            *cq = source;
-            *cq_context = (*source).cq_context;
-        }
-        Ok(0)
     }
 
     /// `ibv_ack_cq_events(3)`.

@@ -110,6 +110,7 @@ pub(crate) fn device_attr(device: &Device) -> ibv_device_attr {
         max_pkeys: limits.max_pkeys,
         local_ca_ack_delay: limits.local_ca_ack_delay,
         phys_port_cnt: limits.phys_port_cnt,
+        _padding: [0; 4],
     }
 }
 

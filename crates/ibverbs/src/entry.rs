@@ -2,7 +2,7 @@
 //! `slot!`.
 //!
 //! A body returns [`Verb`]; the wrapper turns a [`Refusal`] into what that function's callers expect (the conventions of verbs are
-//! mixed), sets `errno`, tells the log and the recorder, and stops panics at the boundary.
+//! mixed), sets `errno`, tells the log and the recorder, and stops panics and `pthread_cancel` at the boundary.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use crate::refusal;
+use crate::{cancel, refusal};
 
 /// What a verb's body gives.
 pub type Verb<T> = Result<T, Refusal>;
@@ -177,14 +177,16 @@ impl<T: Default> Convention for Plain<T> {
 
 /// Runs a body behind the boundary. `verb` is the C name.
 pub fn enter<C: Convention>(verb: &'static str, body: impl FnOnce() -> Verb<C::Good>) -> C::Return {
-    let refusal = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(good)) => return C::good(good),
-        Ok(Err(refusal)) => refusal,
-        Err(panic) => broken(panic),
-    };
-    refusal::tell(verb, &refusal);
-    set_errno(refusal.errno);
-    C::bad(refusal.errno)
+    cancel::disabled(|| {
+        let refusal = match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(good)) => return C::good(good),
+            Ok(Err(refusal)) => refusal,
+            Err(panic) => broken(panic),
+        };
+        refusal::tell(verb, &refusal);
+        set_errno(refusal.errno);
+        C::bad(refusal.errno)
+    })
 }
 
 /// A panic is our own broken invariant: the program gets an error instead of an unwinding through C frames.

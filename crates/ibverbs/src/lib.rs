@@ -22,6 +22,7 @@ pub mod entry;
 
 pub mod ah;
 pub mod async_event;
+mod cancel;
 pub mod channel;
 pub mod context;
 mod convert;

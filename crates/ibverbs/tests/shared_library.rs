@@ -172,6 +172,13 @@ fn a_fork_in_the_middle_of_an_open_leaves_the_child_free_to_open_anew() {
 }
 
 #[test]
+fn cancelled_threads_leave_everything_in_order() {
+    let output = run(&compile("cancelled.c", "cancelled"), &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output), "good\n");
+}
+
+#[test]
 fn refusals_are_logged_and_recorded_on_request() {
     let installation = installation();
     let record = installation.lib.path().join("refusals");

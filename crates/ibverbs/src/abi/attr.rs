@@ -68,6 +68,8 @@ pub struct ibv_device_attr {
     pub max_pkeys: u16,
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
+    /// What the compiler of C leaves between; here, so that it is written too.
+    pub _padding: [u8; 4],
 }
 
 /// `struct ibv_query_device_ex_input`.
