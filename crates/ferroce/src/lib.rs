@@ -16,6 +16,7 @@ mod pair;
 mod pd;
 mod qp;
 mod relay;
+mod route;
 mod srq;
 mod watch;
 

@@ -10,6 +10,7 @@ use ferroce_transport::{Access, PathAddr};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::qp::{Qp, QpCreate};
+use crate::route;
 use crate::srq::{Srq, SrqCreate};
 
 /// A protection domain: the boundary inside which regions and queue pairs may meet.
@@ -80,7 +81,8 @@ impl Pd {
     /// Makes an address handle.
     ///
     /// # Errors
-    /// EINVAL: no GRH (a RoCE device needs a GID), a port other than 1, a GID index that does not exist.
+    /// EINVAL: no GRH (a RoCE device needs a GID), a port other than 1, a GID index that does not exist. ENETUNREACH, EHOSTUNREACH: no
+    /// route leads to the destination.
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Arc<Ah>> {
         self.context.check()?;
         let path = Arc::new(attr.resolve(&self.context)?);
@@ -180,7 +182,7 @@ pub struct AhAttr {
 }
 
 impl AhAttr {
-    /// Turns GIDs into addresses.
+    /// Turns GIDs into addresses between which there is a route.
     pub(crate) fn resolve(&self, context: &Context) -> Result<PathAddr> {
         if !self.is_global {
             return Err(Error::new(
@@ -208,14 +210,17 @@ impl AhAttr {
         if dst.is_unspecified() {
             return Err(Error::new(libc::EINVAL, "ah_attr.grh.dgid is all zero: exchange GIDs with the peer first"));
         }
-        Ok(PathAddr {
+        let ifindex = context.device().ifindex();
+        let path = PathAddr {
             src,
             dst,
-            ifindex: if is_link_local(&dst) { context.device().ifindex() } else { 0 },
+            ifindex: if is_link_local(&dst) { ifindex } else { 0 },
             tclass: self.traffic_class,
             hop_limit: if self.hop_limit == 0 { 64 } else { self.hop_limit },
             flow_label: self.flow_label,
-        })
+        };
+        route::check(&path, ifindex)?;
+        Ok(path)
     }
 }
 

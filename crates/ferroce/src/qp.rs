@@ -126,7 +126,7 @@ impl Qp {
     /// Changes attributes and state.
     ///
     /// # Errors
-    /// EINVAL with the attribute at fault and the remedy.
+    /// EINVAL with the attribute at fault and the remedy. ENETUNREACH, EHOSTUNREACH: no route leads to the destination.
     pub fn modify(&self, change: &QpModify, mask: QpAttrMask) -> Result<()> {
         self.pd.context().check()?;
         let mut attr = change.attr.clone();

@@ -73,6 +73,8 @@ fn errno_name(errno: i32) -> String {
         libc::EOPNOTSUPP => "EOPNOTSUPP",
         libc::EADDRINUSE => "EADDRINUSE",
         libc::ENETDOWN => "ENETDOWN",
+        libc::ENETUNREACH => "ENETUNREACH",
+        libc::EHOSTUNREACH => "EHOSTUNREACH",
         libc::ECONNREFUSED => "ECONNREFUSED",
         libc::ETIMEDOUT => "ETIMEDOUT",
         _ => return format!("errno {errno}"),
