@@ -1,4 +1,4 @@
-//! The system calls of the UDP link: sockets, options, `sendmmsg` and `recvmmsg`. The only `unsafe` of this crate.
+//! The system calls of the UDP link: sockets, options, `sendmmsg` and `recvmmsg`. With `ring/shared.rs` the only `unsafe` of this crate.
 #![allow(unsafe_code)]
 
 use std::io;
