@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ferroce_engine::Relay;
-use ferroce_service::client::LaneLease;
+use ferroce_service::client::{LaneLease, Relayed};
 use ferroce_wire::NetHeader;
 
 /// Packets taken from the service in one go.
@@ -26,7 +26,7 @@ impl Relay for LeaseRelay {
     fn receive(&mut self, sink: &mut dyn FnMut(&NetHeader, &[u8])) {
         for _ in 0..RECEIVE_BUDGET {
             match self.lease.relay_recv(&mut self.buffer) {
-                Ok(Some(relayed)) => {
+                Ok(Some(Relayed::Packet(relayed))) => {
                     let net = NetHeader {
                         src: relayed.src.ip(),
                         dst: relayed.dst,
@@ -37,6 +37,7 @@ impl Relay for LeaseRelay {
                     };
                     sink(&net, relayed.bytes);
                 }
+                Ok(Some(Relayed::Ring(..))) => {}
                 Ok(None) => return,
                 Err(error) => {
                     log::debug!("relay: {error}");

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ferroce_link::LinkStats;
 use ferroce_link::udp::ingest;
-use ferroce_service::protocol::{self, Envelope, RelayHeader, Reply, Request};
+use ferroce_service::protocol::{self, Envelope, RelayHeader, Reply, Request, RingCall};
 use ferroce_wire::icrc::{self, Pseudo};
 use ferroce_wire::{BTH_LEN, ICRC_LEN, NetHeader};
 use serde::Serialize;
@@ -77,6 +77,9 @@ pub fn service_protocol(bytes: &[u8]) {
     if let Some((header, packet)) = RelayHeader::decode(bytes) {
         let again = [&header.encode()[..], packet].concat();
         assert_eq!(RelayHeader::decode(&again), Some((header, packet)));
+    }
+    if let Some(call) = RingCall::decode(bytes) {
+        assert_eq!(RingCall::decode(&call.encode()), Some(call));
     }
 }
 
