@@ -207,7 +207,7 @@ impl LaneState {
 
     /// One turn.
     pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) {
-        let owing = std::mem::take(&mut self.machines.lazy);
+        let owing: SmallVec<[u16; LAZY_MAX]> = self.machines.lazy.drain(..).collect();
         if turn.relay {
             self.machines.receive_relayed(shared, now);
         }
@@ -223,6 +223,8 @@ impl LaneState {
         }
         self.machines.run_moderation(now);
         for slot in owing {
+            // The answer first: an ACK behind it fits into the same batch, since it is never longer.
+            self.machines.requests_first(slot);
             self.machines.activate(slot);
         }
         for _ in 0..FLUSHES_PER_TURN {
@@ -352,6 +354,7 @@ impl Machines {
         });
         match received {
             None => shared.counters.no_queue_pair(),
+            Some(_) if self.lazy.contains(&slot) => {}
             Some(true) if lazy && self.lazy.len() < LAZY_MAX => {
                 if self.lazy.is_empty() {
                     self.lazy_since = now;
@@ -359,6 +362,12 @@ impl Machines {
                 self.lazy.push(slot);
             }
             Some(_) => self.activate(slot),
+        }
+    }
+
+    fn requests_first(&mut self, slot: u16) {
+        if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
+            entry.machine.requests_first();
         }
     }
 
