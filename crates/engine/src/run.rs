@@ -205,15 +205,16 @@ impl LaneState {
         [timers, link, moderation, owing].into_iter().flatten().min()
     }
 
-    /// One turn.
-    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) {
+    /// One turn. Tells whether the link had packets.
+    pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) -> bool {
         let owing: SmallVec<[u16; LAZY_MAX]> = self.machines.lazy.drain(..).collect();
         if turn.relay {
             self.machines.receive_relayed(shared, now);
         }
+        let mut received = 0;
         if turn.link {
             let machines = &mut self.machines;
-            self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
+            received = self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
                 machines.receive(shared, now, &Packet { headers, payload, net }, turn.lazy);
             });
         }
@@ -234,6 +235,7 @@ impl LaneState {
             self.transmit(shared, now);
             self.flush(shared, now);
         }
+        received > 0
     }
 
     fn transmit(&mut self, shared: &LaneShared, now: Nanos) {
