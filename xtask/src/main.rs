@@ -3,6 +3,7 @@
 mod bench;
 mod checks;
 mod ci;
+mod conformance;
 mod demo;
 mod dist;
 mod dylib;
@@ -47,6 +48,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build, and judge Ferroce by the specification, packet by packet; with --rxe the rxe of a Linux kernel too (as root).
+    Conformance {
+        /// What `ferroce-conformance run` takes: parts of cases' names, --rxe, --write, --json ...
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Build, and run stock programs between Ferroce and the rxe of a Linux kernel in QEMU (as root; long).
     Interop {
         /// What `interop-tests` takes [default: run]: smoke, list, run LINES --rounds N --set rc ...
@@ -63,6 +70,7 @@ fn main() -> ExitCode {
         Task::Build => dist::build(&root).map(|_| ()),
         Task::Demo => demo::demo(&root),
         Task::Bench(args) => bench::bench(&root, &args),
+        Task::Conformance { arguments } => conformance::conformance(&root, &arguments),
         Task::Interop { arguments } => interop::interop(&root, &arguments),
         Task::Matrix { arguments } => programs::matrix(&root, &arguments),
         Task::Install { prefix } => dist::install(&root, &prefix),

@@ -12,15 +12,20 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use smallvec::SmallVec;
 
+use crate::clock;
 use crate::lane::Lane;
 use crate::progress;
 
-/// One wait for an event. Begins with a turn of the lane and ends, when it is dropped, with another.
+/// One wait for an event. Begins with a short wait awake, where that is worth while.
 #[derive(Debug)]
 pub struct Attendance<'e> {
     /// None: somebody else looks after the lane and raises our event too.
     lane: Option<Arc<Lane>>,
     event: BorrowedFd<'e>,
+    /// When it began.
+    since: u64,
+    /// The event came before there was any need to sleep.
+    came: bool,
     /// Nanoseconds to sleep at most.
     nap: Option<u64>,
 }
@@ -28,16 +33,19 @@ pub struct Attendance<'e> {
 impl<'e> Attendance<'e> {
     /// Waits for the event alone.
     pub(crate) fn idle(event: BorrowedFd<'e>) -> Attendance<'e> {
-        Attendance { lane: None, event, nap: None }
+        Attendance { lane: None, event, since: 0, came: false, nap: None }
     }
 
-    /// Takes the seat if it is free. One attendant is enough.
-    pub(crate) fn new(lane: &Arc<Lane>, event: BorrowedFd<'e>) -> Attendance<'e> {
+    /// Takes the seat if it is free. One attendant is enough. `is_there` tells without a system call whether the event came.
+    pub(crate) fn new(lane: &Arc<Lane>, event: BorrowedFd<'e>, is_there: &dyn Fn() -> bool) -> Attendance<'e> {
         if !lane.sit_down() {
             return Attendance::idle(event);
         }
-        let nap = progress::announce(lane, lane.attendant());
-        Attendance { lane: Some(Arc::clone(lane)), event, nap: Some(nap) }
+        let since = clock::now();
+        let came = lane.spin(is_there);
+        // What came in since the last look ends the sleep at once.
+        let nap = if came { 0 } else { progress::announce(lane, lane.attendant()) };
+        Attendance { lane: Some(Arc::clone(lane)), event, since, came, nap: Some(nap) }
     }
 
     /// Sleeps until the event is readable or something else happened.
@@ -45,6 +53,9 @@ impl<'e> Attendance<'e> {
     /// # Errors
     /// EINTR: a signal handler ran.
     pub fn wait(self) -> io::Result<()> {
+        if self.came {
+            return Ok(());
+        }
         let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             self.fds().map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN))).unzip();
         let slept = ppoll(&mut polled, self.longest().map(TimeSpec::from), None);
@@ -85,7 +96,10 @@ impl<'e> Attendance<'e> {
 impl Drop for Attendance<'_> {
     fn drop(&mut self) {
         if let Some(lane) = &self.lane {
-            lane.stand_up();
+            if !self.came {
+                lane.wake_up();
+            }
+            lane.stand_up(clock::now() - self.since);
         }
     }
 }

@@ -44,10 +44,11 @@ impl Card {
         }
     }
 
-    /// For a program thread that waits until `event` is readable: lets it look after the lane meanwhile.
-    pub fn attendance<'e>(&self, event: BorrowedFd<'e>) -> Attendance<'e> {
+    /// For a program thread that waits until `event` is readable, which `is_there` tells without a system call: lets it look after the
+    /// lane meanwhile.
+    pub fn attendance<'e>(&self, event: BorrowedFd<'e>, is_there: &dyn Fn() -> bool) -> Attendance<'e> {
         match self.lanes.read().as_slice() {
-            [lane] => Attendance::new(lane, event),
+            [lane] => Attendance::new(lane, event, is_there),
             // With several lanes their progress threads do the work.
             _ => Attendance::idle(event),
         }

@@ -54,6 +54,7 @@ mod counts {
         RnrNakSent => "rnr_nak_sent",
         RnrNakReceived => "rnr_nak_received",
         DuplicateRequest => "duplicate_request",
+        ProbeSent => "probe_sent",
         Timeout => "timeout",
         PacketsRetransmitted => "packets_retransmitted",
         FlowQuestionSent => "flow_question_sent",

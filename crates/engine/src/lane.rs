@@ -20,6 +20,7 @@ use crate::queue_pair::{QueuePair, QueuePairInit};
 use crate::relay::Relay;
 use crate::run::{LaneState, Turn};
 use crate::sleeper::Sleeper;
+use crate::spin::Spin;
 
 /// A queue pair number is the lane's number above, the slot below this bit.
 pub const LANE_SHIFT: u32 = 14;
@@ -64,6 +65,8 @@ pub struct Lane {
     attendant: Sleeper,
     /// The attendant's seat is taken.
     attended: AtomicBool,
+    /// What attendants learned about their waits.
+    attendant_spin: Spin,
     /// What the progress thread is at: a [`Progress`].
     progress: AtomicU8,
     /// When the lane next needs a turn without a packet.
@@ -95,6 +98,7 @@ impl Lane {
             progress_sleeper: Sleeper::new()?,
             attendant: Sleeper::new()?,
             attended: AtomicBool::new(false),
+            attendant_spin: Spin::default(),
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
@@ -194,8 +198,7 @@ impl Lane {
         self.run_if_free(if polls.is_multiple_of(POLLS_PER_RELAY) { Turn::PROGRAM_ALL } else { Turn::PROGRAM });
     }
 
-    /// For a program thread that waits for a completion event: takes the seat of the attendant if it is free, and looks what came in
-    /// since the program last did.
+    /// For a program thread that waits for a completion event: takes the seat of the attendant if it is free.
     pub(crate) fn sit_down(&self) -> bool {
         if self.attended.swap(true, Ordering::SeqCst) {
             return false;
@@ -204,14 +207,26 @@ impl Lane {
         if self.progress() == Progress::OnDuty {
             self.progress_sleeper.wake();
         }
-        self.run_if_free(Turn::PROGRAM_ALL);
         true
     }
 
-    /// For the attendant after its sleep: one more look, then the lane is the progress thread's again.
-    pub(crate) fn stand_up(&self) {
+    /// For the attendant: waits awake for a moment, if that is worth while. Tells whether what it waits for came.
+    pub(crate) fn spin(&self, is_there: &dyn Fn() -> bool) -> bool {
+        self.attendant_spin.wait(|| {
+            self.run_if_free(Turn::PROGRAM);
+            is_there()
+        })
+    }
+
+    /// For the attendant after its sleep: one more look.
+    pub(crate) fn wake_up(&self) {
         self.attendant.rise();
         self.run_if_free(Turn::PROGRAM_ALL);
+    }
+
+    /// The attendant goes after so many nanoseconds: the lane is the progress thread's again.
+    pub(crate) fn stand_up(&self, waited: u64) {
+        self.attendant_spin.learn(waited);
         self.polls.fetch_add(1, Ordering::Relaxed);
         self.attended.store(false, Ordering::SeqCst);
         if self.progress() == Progress::Relieved {
@@ -265,18 +280,21 @@ impl Lane {
         &self.progress_sleeper
     }
 
-    /// One turn for the progress thread.
-    pub(crate) fn turn_blocking(&self) {
-        self.run_if_free(Turn::PROGRESS);
+    /// One turn for the progress thread. Tells whether packets came.
+    pub(crate) fn turn_blocking(&self) -> bool {
+        self.run_if_free(Turn::PROGRESS)
     }
 
-    fn run_if_free(&self, turn: Turn) {
+    /// One turn if no other thread is at it. Tells whether packets came.
+    fn run_if_free(&self, turn: Turn) -> bool {
         let mut turn = turn;
+        let mut came = false;
         self.state.run_if_free(|mut state| {
-            state.run(&self.shared, clock::now(), turn, &self.state.take_bells());
+            came |= state.run(&self.shared, clock::now(), turn, &self.state.take_bells());
             self.leave(state);
             turn = Turn::POST;
         });
+        came
     }
 
     /// Lets go of the lane and wakes who looks after it if they would oversleep.

@@ -18,6 +18,7 @@ mod relay;
 mod run;
 mod sleeper;
 mod slots;
+mod spin;
 mod sync;
 mod timers;
 mod windows;

@@ -15,6 +15,7 @@ use nix::sys::time::TimeSpec;
 use crate::clock;
 use crate::lane::{Lane, Progress};
 use crate::sleeper::Sleeper;
+use crate::spin::Spin;
 
 /// How long the thread leaves the lane to a polling program before it looks again.
 const WATCH_NS: i64 = 250_000;
@@ -58,6 +59,7 @@ fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
 
 fn run(weak: &Weak<Lane>) {
     let mut polls_seen = 0;
+    let spin = Spin::default();
     loop {
         let Some(lane) = weak.upgrade() else { return };
         if lane.is_closed() {
@@ -72,18 +74,30 @@ fn run(weak: &Weak<Lane>) {
         } else if lane.is_attended() {
             sleep_relieved(&lane);
         } else {
-            lane.set_progress(Progress::OnDuty);
-            sleep_on(&lane, lane.progress_sleeper());
-            lane.set_progress(Progress::Awake);
-            if lane.polls() - polls_seen < SPINNER_POLLS {
-                let turn = || lane.turn_blocking();
-                if catch_unwind(AssertUnwindSafe(turn)).is_err() {
-                    lane.fail();
-                    return;
-                }
+            let watch = || watch(&lane, &spin, polls_seen);
+            if catch_unwind(AssertUnwindSafe(watch)).is_err() {
+                lane.fail();
+                return;
             }
         }
     }
+}
+
+/// Waits for something to do and does it, unless the program comes back to polling.
+fn watch(lane: &Lane, spin: &Spin, polls_seen: u64) {
+    let is_polled = || lane.polls() - polls_seen >= SPINNER_POLLS;
+    let start = clock::now();
+    // The packets of a stream come faster than a sleeping core wakes.
+    let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_blocking());
+    if !spun {
+        lane.set_progress(Progress::OnDuty);
+        sleep_on(lane, lane.progress_sleeper());
+        lane.set_progress(Progress::Awake);
+        if !is_polled() {
+            lane.turn_blocking();
+        }
+    }
+    spin.learn(clock::now() - start);
 }
 
 fn sleep_ns(ns: i64) {

@@ -21,6 +21,11 @@ impl Timers {
         }
     }
 
+    /// Is an entry due?
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        self.next().is_some_and(|deadline| deadline <= now)
+    }
+
     /// Takes the next entry that is due.
     pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, u16)> {
         let Reverse((deadline, _)) = *self.heap.peek()?;

@@ -1,7 +1,7 @@
 //! An opened device, and the card that all contexts of the process share.
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -105,23 +105,22 @@ impl Context {
         Ok(Arc::new(CompChannel::new()?))
     }
 
-    /// Waits until `event` (a completion channel's descriptor) is readable or something else happened, and runs the card meanwhile:
-    /// so a packet wakes the waiting thread itself. Look at the descriptor again afterwards.
+    /// Waits until the channel has an event or something else happened, and runs the card meanwhile: so a packet wakes the waiting
+    /// thread itself. Look at the channel again afterwards.
     ///
     /// # Errors
     /// EINTR: a signal handler ran. EIO in a forked child.
-    pub fn attend(&self, event: BorrowedFd<'_>) -> Result<()> {
-        self.check()?;
-        Ok(self.card.attendance(event).wait()?)
+    pub fn attend(&self, channel: &CompChannel) -> Result<()> {
+        Ok(self.attendance(channel)?.wait()?)
     }
 
     /// [`Context::attend`] in parts, for who wants to sleep by himself.
     ///
     /// # Errors
     /// EIO in a forked child.
-    pub fn attendance<'e>(&self, event: BorrowedFd<'e>) -> Result<Attendance<'e>> {
+    pub fn attendance<'e>(&self, channel: &'e CompChannel) -> Result<Attendance<'e>> {
         self.check()?;
-        Ok(self.card.attendance(event))
+        Ok(self.card.attendance(channel.as_fd(), &|| channel.is_readable()))
     }
 
     /// Takes the next event of a completion channel and gives the cookie of its completion queue; waits for one unless the program made
@@ -131,7 +130,7 @@ impl Context {
     /// EAGAIN: non-blocking and none is there. EIO in a forked child.
     pub fn next_completion_event(&self, channel: &CompChannel) -> Result<u64> {
         while !channel.is_nonblocking() && !channel.is_readable() {
-            match self.attend(channel.as_fd()) {
+            match self.attend(channel) {
                 Err(error) if error.errno() == libc::EINTR => {}
                 attended => attended?,
             }

@@ -65,7 +65,7 @@ unsafe fn next<'a>(
         if object.channel.is_nonblocking() {
             return Err(Refusal::routine(libc::EAGAIN, "no event"));
         }
-        return Ok(Step::Sleep(object.context.context().attendance(object.channel.as_fd())?));
+        return Ok(Step::Sleep(object.context.context().attendance(&object.channel)?));
     };
     let source = cookie as *mut ibv_cq;
     // SAFETY: the cookie of a CQ is its address, and the CQ cannot be freed before the event just taken is acknowledged. The places are

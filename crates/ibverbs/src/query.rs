@@ -11,6 +11,13 @@ use crate::context::{ContextObject, ContextRef};
 use crate::convert;
 use crate::entry::{MinusOne, NegativeErrno, Refusal, Status, Verb, slot, verb};
 
+/// Beyond the GID table, of which the first `used` entries are not free.
+fn beyond(context: &ContextRef, index: i64, used: usize) -> Refusal {
+    let name = context.device().name();
+    let last = used.saturating_sub(1);
+    Refusal::invalid(format!("GID index {index} does not exist: {name} has indices 0 to {last}, see `ferroce devices`"))
+}
+
 /// There is one port, number 1.
 fn check_port(port: u32) -> Verb<()> {
     if port == 1 { Ok(()) } else { Err(Refusal::invalid(format!("port_num is {port}: the device has port 1 only"))) }
@@ -120,10 +127,9 @@ verb! {
             return Err(Refusal::invalid("gid is NULL"));
         }
         let gids = context.device().gids();
-        let length = convert::gid_table_len(gids.len() as u32) as usize;
-        let index = usize::try_from(index).ok().filter(|index| *index < length);
-        let index = index.ok_or_else(|| Refusal::invalid(format!("the GID table has {length} entries")))?;
-        let raw = gids.get(index).map_or([0; 16], |entry| entry.gid);
+        let known = usize::try_from(index).ok().filter(|index| *index < convert::gid_table_len(gids.len() as u32) as usize);
+        let known = known.ok_or_else(|| beyond(&context, index.into(), gids.len()))?;
+        let raw = gids.get(known).map_or([0; 16], |entry| entry.gid);
         // SAFETY: not NULL, so it points to a GID of the caller.
         unsafe { gid.write(ibv_gid { raw }) };
         Ok(0)
@@ -148,9 +154,8 @@ verb! {
             return Err(Refusal::invalid("entry is NULL or too small"));
         }
         let gids = context.device().gids();
-        let length = convert::gid_table_len(gids.len() as u32);
-        if index >= length {
-            return Err(Refusal::invalid(format!("GID index {index}: the table has {length} entries")));
+        if index >= convert::gid_table_len(gids.len() as u32) {
+            return Err(beyond(&context, index.into(), gids.len()));
         }
         // Programs find the free entries by this error.
         let found = gids.get(index as usize).ok_or_else(|| Refusal::routine(libc::ENODATA, "the entry is free"))?;

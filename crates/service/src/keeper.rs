@@ -36,7 +36,12 @@ pub fn run(name: &str, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Re
         if let Some(ready) = ready.take() {
             ready();
         }
-        serve(&socket, &mut held);
+        if let Err(what) = serve(&socket, &mut held) {
+            // It waits for an answer, or believes to be kept when it is not: better a new one.
+            log::error!("{what}");
+            let _ = child.kill();
+        }
+        drop(socket);
         let status =
             child.wait().map_err(|error| ServiceError::system("cannot wait for the service", sys::errno(&error)))?;
         if status.success() {
@@ -63,14 +68,16 @@ fn start(mut command: Command) -> Result<(Child, OwnedFd), ServiceError> {
     Ok((child, ours))
 }
 
-/// Keeps what the service says until it is gone.
-fn serve(socket: &OwnedFd, held: &mut Held) {
+/// Keeps what the service says until it is gone. An error: there is no understanding with it.
+fn serve(socket: &OwnedFd, held: &mut Held) -> Result<(), String> {
     let give = held
         .iter()
         .try_for_each(|(key, descriptor)| store::send(socket, Operation::Held, *key, Some(descriptor.as_fd())))
         .and_then(|()| store::send(socket, Operation::End, Key::Listener, None));
-    if let Err(errno) = give {
-        return log::error!("cannot hand over to the service: {errno}");
+    match give {
+        Ok(()) => {}
+        Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+        Err(errno) => return Err(format!("cannot hand over to the service: {errno}")),
     }
     loop {
         let (answer, key) = match store::recv(socket) {
@@ -84,11 +91,35 @@ fn serve(socket: &OwnedFd, held: &mut Held) {
             }
             // A descriptor that did not arrive: there are too many.
             Ok(Message { key, .. }) => (Operation::Failed, key),
-            Err(Errno::CONNRESET) => return,
-            Err(errno) => return log::error!("the service cannot be understood: {errno}"),
+            Err(Errno::CONNRESET) => return Ok(()),
+            Err(errno) => return Err(format!("the service cannot be understood: {errno}")),
         };
-        if store::send(socket, answer, key, None).is_err() {
-            return;
+        match store::send(socket, answer, key, None) {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+            Err(errno) => return Err(format!("the service cannot be answered: {errno}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_service_that_talks_nonsense_and_waits_is_replaced() {
+        let started = Cell::new(0);
+        let worker = || {
+            started.set(started.get() + 1);
+            let mut command = Command::new("sh");
+            // The socket to the keeper is standard input.
+            command.args(["-c", if started.get() == 1 { "printf nonsense >&0; sleep 5" } else { "" }]);
+            command
+        };
+        let name = format!("ferroce-test-keeper-{}", std::process::id());
+        run(&name, &worker, || ()).expect("the second one ends in order");
+        assert_eq!(started.get(), 2, "the first one was left to wait");
     }
 }

@@ -84,7 +84,10 @@ fn find(variable: Option<OsString>, candidates: &[PathBuf]) -> Result<PathBuf, S
         if executable(&path) {
             return absolute(&path);
         }
-        let what = format!("{SERVICE_VARIABLE}={} is not a program that can be executed", path.display());
+        let path = path.display();
+        let what = format!(
+            "{SERVICE_VARIABLE}={path} is not a program that can be executed; unset the variable, or set it to the path of {PROGRAM}"
+        );
         return Err(ServiceError::new(libc::ENOENT, what));
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -146,8 +149,14 @@ fn wait_until_ready(ready: &OwnedFd, patience: Duration, path: &Path) -> Result<
         }
         if len == 0 || said.len() > TEXT_MAX {
             let said = String::from_utf8_lossy(&said);
-            let why = if said.trim().is_empty() { "it ended without a word".into() } else { said };
-            let what = format!("cannot start {}: {}", path.display(), why.trim());
+            let (path, said) = (path.display(), said.trim());
+            let what = if said.is_empty() {
+                format!(
+                    "cannot start {path}: it ended without a word; run it by hand to see why, or set {SERVICE_VARIABLE} to the path of {PROGRAM}"
+                )
+            } else {
+                format!("cannot start {path}: {said}")
+            };
             return Err(ServiceError::new(libc::ECONNREFUSED, what));
         }
     }
@@ -181,14 +190,18 @@ mod tests {
         assert_eq!(find(Some("".into()), &candidates).unwrap(), Path::new("/bin/ls"));
         let error = find(Some("/nonexistent".into()), &candidates).unwrap_err();
         assert!(error.to_string().contains("FERROCE_SERVICE=/nonexistent"), "{error}");
+        assert!(error.to_string().contains("unset the variable"), "{error}");
     }
 
     #[test]
     fn what_a_failing_service_says_is_passed_on() {
-        let (read, write) = pipe().unwrap();
-        rustix::io::write(&write, b"because").unwrap();
-        drop(write);
-        let error = wait_until_ready(&read, Duration::from_secs(60), Path::new("/x/ferroced")).unwrap_err();
-        assert_eq!(error.to_string(), "cannot start /x/ferroced: because");
+        let says = |text: &[u8]| {
+            let (read, write) = pipe().unwrap();
+            rustix::io::write(&write, text).unwrap();
+            drop(write);
+            wait_until_ready(&read, Duration::from_secs(60), Path::new("/x/ferroced")).unwrap_err().to_string()
+        };
+        assert_eq!(says(b"because"), "cannot start /x/ferroced: because");
+        assert!(says(b"").contains("run it by hand"));
     }
 }

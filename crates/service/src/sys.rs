@@ -165,8 +165,10 @@ pub(crate) struct Command<'a> {
 }
 
 /// Starts a program that has nothing to do with this process: a session of its own, default signal actions, directory
-/// `/`, no descriptors but the three given. This process gets no SIGCHLD from it and has no child to wait for. The
-/// error is the one of `clone` or `execve`.
+/// `/`, no descriptors but the three given. This process gets no SIGCHLD from it and has no child to wait for, unless it
+/// has taken upon itself to be the parent of every orphan below it (process 1 of a PID namespace, or a subreaper): there
+/// is no way around it then, and the service's end is one more for it to reap. The error is the one of `clone` or
+/// `execve`.
 ///
 /// Like posix_spawn, the children share this process's memory until they exec or exit (a copy of a large program's page
 /// tables is not free), and so do nothing but system calls on what is prepared here.

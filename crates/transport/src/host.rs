@@ -81,6 +81,8 @@ pub enum Count {
     RnrNakSent,
     RnrNakReceived,
     DuplicateRequest,
+    /// RC: asked a silent peer what it has; repeats nothing.
+    ProbeSent,
     Timeout,
     PacketsRetransmitted,
     /// Questions between Ferroce ends on UC and UD by a packet of our own; AckReq on data is not counted.

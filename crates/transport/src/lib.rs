@@ -15,8 +15,11 @@
 //!
 //! # Where the specification leaves a choice, or others do otherwise
 //!
-//! - **Sending again** follows measured round trips; the verbs timeout and retry count only say when to give up. retry_cnt 7 is
-//!   seven, not endless (kernel rxe takes it as endless); rnr_retry 7 is endless.
+//! - **A silent peer** is asked what it has by a duplicate that does nothing (a WRITE of no bytes): the answer acknowledges what
+//!   arrived, or shows that it was lost. What a peer merely has not looked at is not sent again for 200 ms.
+//! - **Giving up**: the verbs timeout and retry count say when. It is the longest that the specification allows, four timeouts for
+//!   each of `retry_cnt` + 1 attempts, and no less than a second. retry_cnt 7 is seven, not endless (kernel rxe takes it as
+//!   endless); rnr_retry 7 is endless.
 //! - **After an RNR NAK** packets behind the refused one are dropped silently (kernel rxe sends a sequence NAK as well).
 //! - **A sequence NAK** carries the PSN expected when it leaves, not when the gap was seen.
 //! - **Where a response goes** is looked at before the READ or atomic is sent, so that an atomic that must fail here is not executed

@@ -1,30 +1,45 @@
-//! When to send again, and when to give up.
+//! When to ask, when to send again, and when to give up.
 //!
-//! The two are apart. **Sending again** follows the round trips that this queue pair measures (the estimator of RFC 6298).
-//! **Giving up** follows the verbs attributes: no progress for (`retry_cnt` + 1) times the ACK timeout, and no fewer than
-//! `retry_cnt` attempts.
+//! The three are apart. While nothing comes back, **probes** ask the peer what it has: the first after about one round trip as this
+//! queue pair measures it (the estimator of RFC 6298), later ones after twice as long each. A probe repeats nothing. Its answer
+//! shows that what is in flight was lost, or acknowledges it; where there is no answer, the peer may merely not be scheduled, and
+//! what it has not looked at yet is not sent again. **Sending again** without an answer takes far longer, as long as TCP waits.
+//! **Giving up** follows the verbs attributes: no progress for (`retry_cnt` + 1) times the longest that the specification lets an
+//! ACK timeout take, and no fewer than `retry_cnt` attempts.
+//!
+//! Time in which this end did not run (a timer that is looked at late) does not count: the peer had no chance to be heard.
 
 use crate::timer::{MS, Nanos, ack_timeout};
 use crate::verbs::QpAttr;
 
-/// Shortest time before sending again. Where many processes share few cores, a peer that is merely not scheduled stays away for
-/// several milliseconds; a retransmission for that would be wasted.
-pub(crate) const RTO_FLOOR: Nanos = 4 * MS;
-/// Time before sending again while no round trip was measured: the peer may just be starting.
-pub(crate) const RTO_INITIAL: Nanos = 10 * MS;
+/// Shortest time before the first probe.
+pub(crate) const PROBE_FLOOR: Nanos = 2 * MS;
+/// Time before the first probe while no round trip was measured: the peer may just be starting.
+pub(crate) const PROBE_INITIAL: Nanos = 10 * MS;
+/// Probes without any answer before sending again all the same.
+const PROBES_MAX: u32 = 8;
+/// Shortest time before sending again what may merely wait to be read: the least that TCP takes on Linux. Where many processes
+/// share few cores, a peer that is not scheduled stays away for tens of milliseconds.
+pub(crate) const RTO_FLOOR: Nanos = 200 * MS;
 /// Longest time before sending again, however long the ACK timeout is.
 pub(crate) const RTO_CEILING: Nanos = 1_000 * MS;
-/// What one ACK timeout counts at least towards giving up. Programs set timeouts of tens of microseconds, which hardware rounds up
-/// too.
-pub(crate) const ACK_TIMEOUT_FLOOR: Nanos = 16 * MS;
+/// How many times its nominal value an ACK timeout may take (IBA 9.7.6.1.3).
+const ACK_TIMEOUT_FACTOR: Nanos = 4;
+/// Shortest time before giving up. Programs set timeouts of microseconds, for networks of cards; a process that is stopped or not
+/// scheduled for a moment is not dead.
+pub(crate) const GIVE_UP_FLOOR: Nanos = 1_000 * MS;
 
 /// The recovery state of one requester.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Recovery {
     /// Smoothed round trip and its variation; `None` before the first sample.
     estimate: Option<Estimate>,
-    /// Retransmission timeouts since the last round trip was measured: each doubles the time.
+    /// Times sent again for want of news since the last round trip was measured: each doubles the times.
     backoff: u32,
+    /// Since when the peer is silent.
+    since: Nanos,
+    /// Probes in this silence.
+    probes: u32,
     /// Times sent again since the last progress.
     attempts: u32,
     /// RNR NAKs since the last progress.
@@ -39,9 +54,18 @@ struct Estimate {
     rttvar: Nanos,
 }
 
+/// What is due in the silence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// To ask what the peer has.
+    Probe,
+    /// To send again, or to give up.
+    Repeat,
+}
+
 impl Recovery {
-    /// A round trip was measured on packets that were sent only once (Karn's rule). Only now the time before sending again is
-    /// short again: an answer to what was sent twice may be one to the first time, from a peer that is slower than we think.
+    /// A round trip was measured on packets that were sent only once (Karn's rule). Only now the times are short again: an answer to
+    /// what was sent twice may be one to the first time, from a peer that is slower than we think.
     pub(crate) fn sample(&mut self, rtt: Nanos) {
         self.backoff = 0;
         self.estimate = Some(match self.estimate {
@@ -52,9 +76,16 @@ impl Recovery {
         });
     }
 
-    /// When to send again what goes out now.
-    pub(crate) fn retransmit_at(&mut self, now: Nanos, attr: &QpAttr) -> Nanos {
-        let at = now + self.timeout(attr);
+    /// Something goes out into silence, or was heard while more is in flight: when to look again.
+    pub(crate) fn watch(&mut self, now: Nanos, attr: &QpAttr) -> Nanos {
+        (self.since, self.probes) = (now, 0);
+        self.next(now, attr)
+    }
+
+    /// When to look again.
+    pub(crate) fn next(&mut self, now: Nanos, attr: &QpAttr) -> Nanos {
+        let probe = now + (self.interval() << self.probes);
+        let at = probe.min(self.since + self.timeout(attr));
         match self.start_deadline(now, attr) {
             // Later than the deadline would be later than allowed; a deadline already past waits for the last attempt's answer.
             Some(deadline) if deadline > now => at.min(deadline),
@@ -62,22 +93,46 @@ impl Recovery {
         }
     }
 
+    /// The time that was to look again, `due`, has come.
+    pub(crate) fn silent(&mut self, now: Nanos, due: Nanos, attr: &QpAttr) -> Due {
+        let late = now - due;
+        self.since += late;
+        self.deadline = self.deadline.map(|deadline| deadline + late);
+        let over = now >= self.since + self.timeout(attr)
+            || self.deadline.is_some_and(|deadline| now >= deadline && self.since < deadline);
+        if over || self.probes == PROBES_MAX {
+            self.unheard();
+            return Due::Repeat;
+        }
+        self.probes += 1;
+        Due::Probe
+    }
+
+    /// What is in flight is sent again for want of news.
+    pub(crate) fn unheard(&mut self) {
+        self.backoff += 1;
+    }
+
+    fn smoothed(&self) -> Option<Nanos> {
+        self.estimate.map(|Estimate { srtt, rttvar }| srtt + 4 * rttvar)
+    }
+
+    /// Time until the first probe.
+    fn interval(&self) -> Nanos {
+        self.smoothed().map_or(PROBE_INITIAL, |time| time.max(PROBE_FLOOR)) << self.backoff.min(8)
+    }
+
     /// Time until sending again, for the present number of failures.
     fn timeout(&self, attr: &QpAttr) -> Nanos {
-        let base = match self.estimate {
-            None => RTO_INITIAL,
-            Some(Estimate { srtt, rttvar }) => (srtt + 4 * rttvar).max(RTO_FLOOR),
-        };
-        // No longer than one ACK timeout, so that `retry_cnt` attempts fit in before the deadline.
-        let ceiling =
-            ack_timeout(attr.timeout).map_or(RTO_CEILING, |timeout| timeout.clamp(ACK_TIMEOUT_FLOOR, RTO_CEILING));
-        (base << self.backoff.min(10)).min(ceiling)
+        let time = self.smoothed().unwrap_or(0).max(RTO_FLOOR) << self.backoff.min(8);
+        // So short that `retry_cnt` attempts fit in before the deadline.
+        let share = patience(attr).map_or(RTO_CEILING, |patience| patience / (Nanos::from(attr.retry_cnt) + 1));
+        time.min(share.min(RTO_CEILING))
     }
 
     fn start_deadline(&mut self, now: Nanos, attr: &QpAttr) -> Option<Nanos> {
         if self.deadline.is_none() {
-            let timeout = ack_timeout(attr.timeout)?.max(ACK_TIMEOUT_FLOOR);
-            self.deadline = Some(now + timeout * (Nanos::from(attr.retry_cnt) + 1));
+            self.deadline = patience(attr).map(|patience| now + patience);
         }
         self.deadline
     }
@@ -87,11 +142,6 @@ impl Recovery {
         self.attempts = 0;
         self.rnr_naks = 0;
         self.deadline = None;
-    }
-
-    /// A retransmission timer ran out.
-    pub(crate) fn timed_out(&mut self) {
-        self.backoff += 1;
     }
 
     /// May it be sent once more? `false`: give up.
@@ -119,6 +169,12 @@ impl Recovery {
     }
 }
 
+/// How long to wait for progress before giving up; `None` for ever.
+pub(crate) fn patience(attr: &QpAttr) -> Option<Nanos> {
+    let timeout = ack_timeout(attr.timeout)?;
+    Some((ACK_TIMEOUT_FACTOR * timeout * (Nanos::from(attr.retry_cnt) + 1)).max(GIVE_UP_FLOOR))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,17 +183,22 @@ mod tests {
         QpAttr { timeout, retry_cnt, ..QpAttr::default() }
     }
 
-    /// Runs the timer until it gives up: times of the attempts and of the end.
-    fn run(attr: &QpAttr, recovery: &mut Recovery) -> (Vec<Nanos>, Nanos) {
-        let mut now = 0;
-        let mut attempts = vec![];
+    /// Lets nothing be heard until it gives up: times of the probes, of the attempts and of the end.
+    fn run(attr: &QpAttr, recovery: &mut Recovery) -> (Vec<Nanos>, Vec<Nanos>, Nanos) {
+        let (mut probes, mut attempts) = (vec![], vec![]);
+        let mut at = recovery.watch(0, attr);
         loop {
-            now = recovery.retransmit_at(now, attr);
-            recovery.timed_out();
-            if !recovery.may_repeat(now, attr) {
-                return (attempts, now);
+            match recovery.silent(at, at, attr) {
+                Due::Probe => {
+                    probes.push(at);
+                    at = recovery.next(at, attr);
+                }
+                Due::Repeat if recovery.may_repeat(at, attr) => {
+                    attempts.push(at);
+                    at = recovery.watch(at, attr);
+                }
+                Due::Repeat => return (probes, attempts, at),
             }
-            attempts.push(now);
         }
     }
 
@@ -146,59 +207,102 @@ mod tests {
         for timeout in 1..=31 {
             for retry_cnt in 0..=7 {
                 let attr = attr(timeout, retry_cnt);
-                let (attempts, end) = run(&attr, &mut Recovery::default());
-                let one = ack_timeout(timeout).unwrap().max(ACK_TIMEOUT_FLOOR);
-                assert_eq!(end, one * (Nanos::from(retry_cnt) + 1), "timeout {timeout} retry {retry_cnt}");
+                let (probes, attempts, end) = run(&attr, &mut Recovery::default());
+                let promise = 4 * ack_timeout(timeout).unwrap() * (Nanos::from(retry_cnt) + 1);
+                assert_eq!(end, promise.max(GIVE_UP_FLOOR), "timeout {timeout} retry {retry_cnt}");
                 assert!(attempts.len() >= usize::from(retry_cnt), "timeout {timeout} retry {retry_cnt}: {attempts:?}");
+                assert!(probes[0] == PROBE_INITIAL && attempts.first().is_none_or(|&first| probes[0] < first));
             }
         }
     }
 
     #[test]
-    fn timeout_code_0_never_gives_up() {
-        let (attr, mut recovery) = (attr(0, 0), Recovery::default());
-        let mut now = 0;
-        for _ in 0..1000 {
-            now = recovery.retransmit_at(now, &attr);
-            recovery.timed_out();
-            assert!(recovery.may_repeat(now, &attr));
-        }
-        assert!(now > 900 * RTO_CEILING);
+    fn asks_at_doubling_intervals_before_it_sends_again() {
+        let (probes, attempts, end) = run(&attr(14, 0), &mut Recovery::default());
+        let ms = |times: &[Nanos]| times.iter().map(|at| at / MS).collect::<Vec<_>>();
+        assert_eq!(ms(&attempts), [200, 600]);
+        assert_eq!(ms(&probes), [10, 30, 70, 150, 220, 260, 340, 500, 640, 720, 880]);
+        assert_eq!(end, GIVE_UP_FLOOR);
     }
 
     #[test]
-    fn a_host_that_slept_past_the_deadline_still_makes_its_attempts() {
-        let (attr, mut recovery) = (attr(14, 3), Recovery::default());
-        recovery.retransmit_at(0, &attr);
-        let mut now = 10_000 * MS;
-        for _ in 0..3 {
-            assert!(recovery.may_repeat(now, &attr));
-            let next = recovery.retransmit_at(now, &attr);
-            assert!(next > now, "each attempt gets its time");
-            now = next;
+    fn timeout_code_0_never_gives_up() {
+        let (attr, mut recovery) = (attr(0, 0), Recovery::default());
+        let mut at = recovery.watch(0, &attr);
+        let mut attempts = 0;
+        while attempts < 1000 {
+            match recovery.silent(at, at, &attr) {
+                Due::Probe => at = recovery.next(at, &attr),
+                Due::Repeat => {
+                    assert!(recovery.may_repeat(at, &attr));
+                    attempts += 1;
+                    at = recovery.watch(at, &attr);
+                }
+            }
         }
-        assert!(!recovery.may_repeat(now, &attr));
+        assert!(at > 900 * RTO_CEILING);
+    }
+
+    #[test]
+    fn time_in_which_this_end_slept_does_not_count() {
+        let (attr, mut recovery) = (attr(14, 0), Recovery::default());
+        let due = recovery.watch(0, &attr);
+        // Ten seconds late, far past everything that was promised.
+        let slept = 10_000 * MS;
+        assert_eq!(recovery.silent(due + slept, due, &attr), Due::Probe);
+        let (mut at, mut repeated) = (recovery.next(due + slept, &attr), None);
+        loop {
+            match recovery.silent(at, at, &attr) {
+                Due::Probe => at = recovery.next(at, &attr),
+                Due::Repeat if recovery.may_repeat(at, &attr) => {
+                    repeated.get_or_insert(at);
+                    at = recovery.watch(at, &attr);
+                }
+                Due::Repeat => break,
+            }
+        }
+        assert_eq!((repeated, at), (Some(slept + RTO_FLOOR), slept + GIVE_UP_FLOOR));
+    }
+
+    #[test]
+    fn an_end_that_is_always_late_sends_again_after_some_probes() {
+        let (attr, mut recovery) = (attr(14, 7), Recovery::default());
+        let mut at = recovery.watch(0, &attr);
+        let mut probes = 0;
+        loop {
+            let now = at + 1_000 * MS;
+            match recovery.silent(now, at, &attr) {
+                Due::Probe => probes += 1,
+                Due::Repeat => break,
+            }
+            at = recovery.next(now, &attr);
+            assert!(at > now);
+        }
+        assert!((1..=PROBES_MAX).contains(&probes), "{probes}");
     }
 
     #[test]
     fn follows_the_round_trip_between_floor_and_ceiling() {
         let attr = attr(18, 7);
         let mut recovery = Recovery::default();
-        assert_eq!(recovery.timeout(&attr), RTO_INITIAL);
+        assert_eq!((recovery.interval(), recovery.timeout(&attr)), (PROBE_INITIAL, RTO_FLOOR));
         for _ in 0..100 {
             recovery.sample(20_000);
         }
-        assert_eq!(recovery.timeout(&attr), RTO_FLOOR);
+        assert_eq!((recovery.interval(), recovery.timeout(&attr)), (PROBE_FLOOR, RTO_FLOOR));
         for _ in 0..100 {
-            recovery.sample(50 * MS);
+            recovery.sample(300 * MS);
         }
-        assert!((50 * MS..60 * MS).contains(&recovery.timeout(&attr)), "{}", recovery.timeout(&attr));
-        recovery.timed_out();
-        assert!((100 * MS..120 * MS).contains(&recovery.timeout(&attr)));
+        let near = |time: Nanos, by: Nanos| (300 * MS * by..320 * MS * by).contains(&time);
+        assert!(near(recovery.interval(), 1) && near(recovery.timeout(&attr), 1));
+        recovery.unheard();
+        assert!(near(recovery.interval(), 2) && near(recovery.timeout(&attr), 2));
         recovery.progress();
-        assert!((100 * MS..120 * MS).contains(&recovery.timeout(&attr)), "until a round trip is measured");
-        recovery.sample(50 * MS);
-        assert!((50 * MS..60 * MS).contains(&recovery.timeout(&attr)));
+        assert!(near(recovery.timeout(&attr), 2), "until a round trip is measured");
+        recovery.unheard();
+        assert_eq!(recovery.timeout(&attr), RTO_CEILING);
+        recovery.sample(300 * MS);
+        assert!(near(recovery.interval(), 1) && near(recovery.timeout(&attr), 1));
     }
 
     #[test]

@@ -9,8 +9,8 @@ pub(crate) const MS: Nanos = 1_000_000;
 /// What a queue pair waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// No news of what is in flight: send it again, or give up.
-    Retransmit,
+    /// No news of what is in flight: ask, send it again, or give up.
+    Silence,
     /// The peer had no receive posted: send again when its time is over.
     RnrWait,
 }
@@ -36,16 +36,9 @@ impl TimerTable {
         self.at[timer as usize].is_some()
     }
 
-    /// Takes the timer off if it ran out.
-    pub(crate) fn take_expired(&mut self, timer: Timer, now: Nanos) -> bool {
-        let slot = &mut self.at[timer as usize];
-        match *slot {
-            Some(at) if at <= now => {
-                *slot = None;
-                true
-            }
-            _ => false,
-        }
+    /// Takes the timer off if it ran out, and tells when it did.
+    pub(crate) fn take_expired(&mut self, timer: Timer, now: Nanos) -> Option<Nanos> {
+        self.at[timer as usize].take_if(|at| *at <= now)
     }
 
     /// When the next one runs out.
@@ -102,11 +95,11 @@ mod tests {
     fn next_is_the_earliest_and_expiry_takes_it() {
         let mut timers = TimerTable::default();
         assert_eq!(timers.next(), None);
-        timers.arm(Timer::Retransmit, 20);
+        timers.arm(Timer::Silence, 20);
         timers.arm(Timer::RnrWait, 10);
         assert_eq!(timers.next(), Some(10));
-        assert!(!timers.take_expired(Timer::Retransmit, 19));
-        assert!(timers.take_expired(Timer::RnrWait, 10));
+        assert_eq!(timers.take_expired(Timer::Silence, 19), None);
+        assert_eq!(timers.take_expired(Timer::RnrWait, 11), Some(10));
         assert!(!timers.is_armed(Timer::RnrWait));
         assert_eq!(timers.next(), Some(20));
     }

@@ -384,12 +384,19 @@ impl Machine {
     }
 
     fn pass_time(&mut self, source: &mut impl Source) {
-        self.now += match source.below(3) {
-            0 => u64::from(source.below(1000)),
-            1 => u64::from(source.below(20_000_000)),
-            _ => self.qp.next_timeout().unwrap_or(0).saturating_sub(self.now),
+        let (passed, timers) = match source.below(4) {
+            0 => (u64::from(source.below(1000)), 0),
+            1 => (u64::from(source.below(20_000_000)), 0),
+            2 => (0, 1),
+            // A long silence: they run out one after the other.
+            _ => (0, source.below(12)),
         };
+        self.now += passed;
         self.qp.handle_timeout(self.now, &mut self.host);
+        for _ in 0..timers {
+            self.now = self.now.max(self.qp.next_timeout().unwrap_or(0));
+            self.qp.handle_timeout(self.now, &mut self.host);
+        }
     }
 
     /// The program changes attributes or the state as it may or may not.

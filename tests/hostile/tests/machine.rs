@@ -37,6 +37,7 @@ fn nothing_leaves_its_bounds_whatever_comes() {
         Count::RnrNakSent,
         Count::RnrNakReceived,
         Count::DuplicateRequest,
+        Count::ProbeSent,
         Count::Timeout,
         Count::PacketsRetransmitted,
     ] {

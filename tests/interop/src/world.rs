@@ -62,8 +62,18 @@ impl World {
         Ok(World { guest: None, namespace, launcher, machine, place: None, gids: BTreeMap::new(), notes })
     }
 
-    /// Makes sure that the guest is up and the wire is as `place` wants it.
+    /// Makes sure that the guest is up and the wire is as `place` wants it, for programs on both sides.
     pub fn enter(&mut self, place: &'static Place) -> Result<(), Trouble> {
+        let before = self.place;
+        self.boot(place)?;
+        if before.is_none_or(|old| old.name != place.name) || !self.gids.contains_key(place.name) {
+            self.look_up_gids(place)?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the guest is up and the wire is as `place` wants it; what programs on Ferroce need is not looked for.
+    pub fn boot(&mut self, place: &'static Place) -> Result<(), Trouble> {
         if self.guest.is_none() {
             self.guest = Some(Guest::boot(&self.machine).map_err(Trouble::guest)?);
             self.place = None;
@@ -85,7 +95,6 @@ impl World {
         }
         if self.place.is_none_or(|old| old.name != place.name) {
             self.reachable()?;
-            self.look_up_gids(place)?;
         }
         self.place = Some(place);
         Ok(())
@@ -153,6 +162,11 @@ impl World {
         self.notes.path()
     }
 
+    /// Name of the tap device in it, behind which the guest is.
+    pub fn tap(&self) -> &'static str {
+        TAP
+    }
+
     /// The namespace of the wire.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
@@ -205,7 +219,8 @@ impl World {
         Ok(())
     }
 
-    fn guest_command(&self, line: &str) -> Result<(), Trouble> {
+    /// Runs a small command in the guest.
+    pub fn guest_command(&self, line: &str) -> Result<(), Trouble> {
         let argv: Vec<&str> = line.split_whitespace().collect();
         let run = || self.guest()?.agent().run(&argv, SMALL)?.check_success();
         run().map_err(|failure| {

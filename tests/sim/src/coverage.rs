@@ -80,6 +80,7 @@ kinds! {
     Reconnect = "QPs connected again",
     Retransmitted = "packets sent again",
     Timeout = "retransmission timeout",
+    Probe = "silent peer asked what it has",
     SequenceNak = "sequence NAK",
     DuplicateRequest = "request received again",
     FlowAnswer = "UC or UD sender told what was taken",

@@ -367,6 +367,7 @@ impl Host for SimHost<'_> {
                 stream.rnr_naks += n;
                 Met::RnrNak
             }
+            Count::ProbeSent => Met::Probe,
             Count::Timeout => Met::Timeout,
             Count::PacketsRetransmitted => Met::Retransmitted,
             Count::NakSequenceReceived => Met::SequenceNak,

@@ -28,8 +28,8 @@ const WORDS: u32 = 64;
 const FRAGILE: u32 = 5_000;
 /// Largest path MTU, for UD receives: any sender may come.
 const MTU_MAX: u32 = 4096;
-/// Shortest time that one ACK timeout counts for when giving up: what the transport documents as its floor.
-const ACK_TIMEOUT_FLOOR: Nanos = 16 * MS;
+/// Shortest time before giving up: what the transport documents as its floor.
+const GIVE_UP_FLOOR: Nanos = 1_000 * MS;
 
 impl World {
     /// Everything in place, connected, and the first events scheduled.
@@ -302,10 +302,10 @@ struct Shared {
     srq: Option<(usize, usize)>,
 }
 
-/// Time without progress until a requester may give up; `None` for never.
+/// Time without progress until a requester may give up; `None` for never. A timeout may take four times its value.
 fn budget(conn: &ConnPlan) -> Option<Nanos> {
-    let timeout = (conn.timeout > 0).then(|| (4_096 << conn.timeout).max(ACK_TIMEOUT_FLOOR))?;
-    Some(timeout * (Nanos::from(conn.retry_cnt) + 1))
+    let timeout: Nanos = (conn.timeout > 0).then_some(4 * (4_096 << conn.timeout))?;
+    Some((timeout * (Nanos::from(conn.retry_cnt) + 1)).max(GIVE_UP_FLOOR))
 }
 
 /// Bytes of a receive that takes every message of a connection.

@@ -311,7 +311,9 @@ impl World {
             self.schedule_turn(node, until);
             return;
         }
-        for _ in 0..RECEIVE_BUDGET {
+        // As a lane does: before timers that are due, all that came is read.
+        let budget = if self.has_due_timer(node) { usize::MAX } else { RECEIVE_BUDGET };
+        for _ in 0..budget {
             let Some(datagram) = self.nodes[node].received.pop_front() else { break };
             self.nodes[node].received_bytes -= truesize(&datagram);
             self.deliver(node, &datagram);
@@ -330,6 +332,11 @@ impl World {
         {
             self.schedule_turn(node, due);
         }
+    }
+
+    fn has_due_timer(&self, node: usize) -> bool {
+        let due = |&qp: &usize| self.qps[qp].machine.next_timeout().is_some_and(|at| at <= self.now);
+        self.nodes[node].qps.iter().any(due)
     }
 
     fn run_timers(&mut self, node: usize) {

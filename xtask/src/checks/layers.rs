@@ -11,7 +11,7 @@ use super::Finding;
 const LAYERS: &[&[&str]] = &[
     &["ferroce-testkit"],
     &["ferroce-wire"],
-    &["ferroce-transport"],
+    &["ferroce-transport", "ferroce-cm"],
     &["ferroce-core"],
     &["ferroce-link"],
     &["ferroce-engine"],
@@ -22,7 +22,8 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Crates outside the layers: tools and whole-stack tests. Only they may depend on each other.
-const OUTSIDE: &[&str] = &["xtask", "hostile-tests", "program-tests", "interop-tests", "ferroce-sim"];
+const OUTSIDE: &[&str] =
+    &["xtask", "hostile-tests", "program-tests", "interop-tests", "ferroce-conformance", "ferroce-sim"];
 
 fn layer(name: &str) -> Option<usize> {
     LAYERS.iter().position(|names| names.contains(&name))

@@ -246,7 +246,7 @@ impl Endpoint {
         let taken = self.cq.poll(out)?;
         if taken == 0 {
             // Ends at least some times a second, so that a peer that is gone is noticed and deadlines are kept.
-            self.pd.context().attend(channel.as_fd())?;
+            self.pd.context().attend(channel)?;
             if channel.is_readable() {
                 channel.next_event().context("cannot take an event")?;
             } else {

@@ -14,8 +14,9 @@ use crate::{Direction, Frame, LinkStats};
 
 /// Receive buffers. Only the first bytes of each are touched when datagrams are small.
 const BUFFERS: usize = 32;
-/// Buffers offered when little was waiting: to offer one costs time even if it stays empty.
-const BUFFERS_IDLE: usize = 4;
+/// Buffers offered when little was waiting: to offer one costs time even if it stays empty, and to look for a second datagram delays
+/// the first.
+const BUFFERS_IDLE: usize = 1;
 /// After a large datagram so many are received at once: they shall still be in the core's cache when they are summed and stored.
 const BUFFERS_LARGE: usize = 2;
 /// What counts as large.
@@ -92,7 +93,7 @@ impl Receiver {
                     BUFFERS_IDLE
                 };
                 read += count;
-                if count < ask {
+                if count < ask || ask == BUFFERS_IDLE {
                     break;
                 }
             }
@@ -111,7 +112,8 @@ impl Receiver {
 fn prepare(fd: BorrowedFd<'_>, options: &UdpOptions) -> io::Result<()> {
     let v6 = sys::local_addr(fd)?.is_ipv6();
     sys::set_nonblocking(fd)?;
-    sys::set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    // A socket of both families tells of IPv4 packets too by the IPv6 option; to be told twice costs time.
+    sys::set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, (!v6).into())?;
     if v6 {
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
     }

@@ -20,7 +20,7 @@ use ferroce_wire::Psn;
 
 use crate::host::{Count, Host, MemoryError, Train, Window, WindowSignal};
 use crate::qp::{Conn, Outcome, Upset};
-use crate::recovery::Recovery;
+use crate::recovery::{Due, Recovery};
 use crate::timer::{Nanos, Timer, TimerTable};
 use crate::verbs::{QpState, SendOp, SendWr};
 use crate::wqe::{Failure, Wqe};
@@ -53,6 +53,21 @@ struct Cursor {
     packet: u32,
 }
 
+/// Asking the peer what it has.
+///
+/// A probe is a WRITE of no bytes with the PSN before the oldest one without an answer: a duplicate, which a responder acknowledges
+/// with the newest PSN that it executed (IBA 9.7.5.1.2, C9-105), and which does nothing. Responders take packets in order. So an
+/// answer that tells of nothing new shows that what is in flight was lost, and one that does acknowledges it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    /// There is no need.
+    None,
+    /// One is to be sent.
+    Due,
+    /// One was sent, and nothing was heard since.
+    Sent,
+}
+
 /// Requester state of one RC queue pair.
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -68,6 +83,7 @@ pub(crate) struct Requester {
     reads: u32,
     /// A missing response was asked for again, and nothing came since: further gaps are the same gap.
     gap_repeated: bool,
+    probe: Probe,
     recovery: Recovery,
     timers: TimerTable,
 }
@@ -83,6 +99,7 @@ impl Requester {
             flights: VecDeque::new(),
             reads: 0,
             gap_repeated: false,
+            probe: Probe::None,
             recovery: Recovery::default(),
             timers: TimerTable::default(),
         }
@@ -113,12 +130,18 @@ impl Requester {
 
     pub(crate) fn handle_timeout(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
         self.timers.take_expired(Timer::RnrWait, now);
-        if self.timers.take_expired(Timer::Retransmit, now) {
-            host.count(Count::Timeout, 1);
-            self.recovery.timed_out();
-            self.repeat(now, WindowSignal::TimedOut, conn, host)?;
+        let Some(due) = self.timers.take_expired(Timer::Silence, now) else { return Ok(()) };
+        match self.recovery.silent(now, due, conn.attr) {
+            Due::Probe => {
+                self.probe = Probe::Due;
+                self.timers.arm(Timer::Silence, self.recovery.next(now, conn.attr));
+                Ok(())
+            }
+            Due::Repeat => {
+                host.count(Count::Timeout, 1);
+                self.repeat(now, WindowSignal::TimedOut, conn, host)
+            }
         }
-        Ok(())
     }
 
     /// The memory of a train was gone when the link read it: nothing of it went out.
@@ -170,7 +193,8 @@ impl Requester {
         self.cursor = Cursor { index: 0, packet: self.queue.front().map_or(0, |wqe| wqe.acked) };
         self.sent = 0;
         self.reads = 0;
-        self.timers.cancel(Timer::Retransmit);
+        self.probe = Probe::None;
+        self.timers.cancel(Timer::Silence);
         let mut returned = [0u32; 2];
         for flight in self.flights.drain(..) {
             returned[flight.window as usize] += flight.charge;
@@ -236,7 +260,7 @@ impl Requester {
         assert!(self.queue.iter().all(|wqe| wqe.acked < wqe.packets || wqe.packets == 0), "what is complete is gone");
         // Something in flight is never waited for without a timer.
         assert!(
-            self.sent == 0 || self.timers.is_armed(Timer::Retransmit) || self.timers.is_armed(Timer::RnrWait),
+            self.sent == 0 || self.timers.is_armed(Timer::Silence) || self.timers.is_armed(Timer::RnrWait),
             "nobody watches {} packets",
             self.sent
         );

@@ -1,9 +1,9 @@
 //! RC requester: what the peer's answers mean (IBA 9.7.5).
 
-use ferroce_wire::{Aeth, Opcode, Psn, Syndrome};
+use ferroce_wire::{Aeth, Headers, Opcode, Psn, Syndrome};
 
 use super::send::read_chunk_end;
-use super::{Requester, give_back};
+use super::{Probe, Requester, give_back};
 use crate::decode::Part;
 use crate::host::{Count, Drop, Host, Packet, WindowSignal};
 use crate::qp::{Conn, Outcome};
@@ -42,6 +42,11 @@ impl Requester {
     ) -> Outcome {
         let headers = packet.headers;
         let Some(at) = self.place(headers.bth.psn) else {
+            if self.is_old_news(headers) {
+                // The peer looked, and lacks what is in flight.
+                self.recovery.unheard();
+                return self.repeat(now, WindowSignal::Lost, conn, host);
+            }
             host.drop_packet(Drop::GhostResponse);
             return Ok(());
         };
@@ -68,6 +73,14 @@ impl Requester {
     /// The distance of a PSN that is in flight from the oldest one; `None` for a ghost (IBA 9.7.5.1.4: ignored).
     fn place(&self, psn: Psn) -> Option<u32> {
         u32::try_from(psn.diff(self.una)).ok().filter(|&at| at < self.in_flight)
+    }
+
+    /// Is it the answer to a probe, and tells of nothing that is not known?
+    fn is_old_news(&self, headers: &Headers) -> bool {
+        self.probe == Probe::Sent
+            && headers.bth.opcode == Opcode::RC_ACKNOWLEDGE
+            && headers.aeth.is_some_and(|aeth| aeth.syndrome.is_ack())
+            && headers.bth.psn.diff(self.una) < 0
     }
 
     fn acknowledge(&mut self, now: Nanos, at: u32, aeth: Aeth, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
@@ -227,12 +240,12 @@ impl Requester {
         }
         self.land(now, count, host);
         self.gap_repeated = false;
+        self.probe = Probe::None;
         self.recovery.progress();
         if self.sent > 0 {
-            let at = self.recovery.retransmit_at(now, conn.attr);
-            self.timers.arm(Timer::Retransmit, at);
+            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr));
         } else {
-            self.timers.cancel(Timer::Retransmit);
+            self.timers.cancel(Timer::Silence);
         }
     }
 

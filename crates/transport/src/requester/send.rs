@@ -3,7 +3,7 @@
 use ferroce_wire::{AtomicEth, Bth, Headers, Opcode, Psn, Reth};
 use smallvec::SmallVec;
 
-use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
+use super::{Cursor, Flight, IN_FLIGHT_MAX, Probe, Requester};
 use crate::decode::CLASS_RC;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
 use crate::qp::{Conn, Outcome};
@@ -61,6 +61,14 @@ impl Requester {
         out: &mut Option<Train>,
     ) -> Outcome {
         if self.timers.is_armed(Timer::RnrWait) {
+            return Ok(());
+        }
+        if self.probe == Probe::Due {
+            self.probe = Probe::Sent;
+            host.count(Count::ProbeSent, 1);
+            let mut headers = single(Opcode::RC_WRITE_ONLY, self.una.sub(1), conn);
+            headers.reth = Some(Reth { va: 0, rkey: 0, len: 0 });
+            *out = Some(header_train(headers, conn));
             return Ok(());
         }
         loop {
@@ -208,9 +216,8 @@ impl Requester {
         if self.cursor.packet == self.queue[self.cursor.index].packets {
             self.cursor = Cursor { index: self.cursor.index + 1, packet: 0 };
         }
-        if !self.timers.is_armed(Timer::Retransmit) {
-            let at = self.recovery.retransmit_at(now, conn.attr);
-            self.timers.arm(Timer::Retransmit, at);
+        if !self.timers.is_armed(Timer::Silence) {
+            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr));
         }
     }
 }

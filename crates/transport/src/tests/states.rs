@@ -198,7 +198,7 @@ fn sqd_waits_through_a_retransmission() {
     pair.run_for(8_000);
     assert!(pair.a.host.events.is_empty());
     pair.run();
-    assert_eq!(pair.a.host.counted(Count::Timeout), 1);
+    assert_eq!(pair.a.host.counted(Count::ProbeSent), 1);
     assert_eq!((ends(&pair.a.host.sent), pair.a.host.events.as_slice()), (vec![(1, OK)], &[QpEvent::SqDrained][..]));
 }
 

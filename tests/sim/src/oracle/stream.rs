@@ -13,9 +13,6 @@ pub(crate) type Check = Result<(), String>;
 /// its part of a shared window until it gives up.
 pub(crate) const WELL_MAX: Nanos = 2_000_000_000;
 
-/// A budget of at least this can be used up only by faults, not by a queue in front of a slow link.
-const LONG_BUDGET: Nanos = 400_000_000;
-
 /// How a request must end, by how it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -386,7 +383,7 @@ impl Stream {
                 Some(budget) if lasted < budget => {
                     return Err(format!("gave up after {lasted} ns of {budget}: {request:?}"));
                 }
-                Some(budget) => disturbed || self.abandoned || budget < LONG_BUDGET,
+                Some(_) => disturbed || self.abandoned,
                 None => false,
             },
             WcStatus::RnrRetryExcErr => match self.patience.rnr_naks {

@@ -1,0 +1,189 @@
+//! Turns of a lane one by one, with a link and a time of the test's own.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::RawFd;
+
+use ferroce_core::{KeyTable, RecvQueue};
+use ferroce_transport::{QpInit, SendData, SendFlags, SendOp, SendWr, WcStatus};
+use ferroce_wire::{Aeth, Bth, NetHeader, Opcode, Psn, Syndrome};
+use parking_lot::Mutex;
+
+use super::*;
+use crate::counters::Counters;
+use crate::lane::Lane;
+use crate::queue_pair::{QueueCaps, QueuePairInit, RecvSource};
+
+const MS: Nanos = 1_000_000;
+const LANE: u16 = 1;
+const SLOT: u16 = 2;
+const QPN: u32 = (LANE as u32) << LANE_SHIFT | SLOT as u32;
+const PEER: u32 = 0x8005;
+
+/// What arrives, and the trains that left.
+#[derive(Default)]
+struct Wire {
+    arriving: VecDeque<Headers>,
+    left: Vec<Train>,
+}
+
+struct TestLink(Arc<Mutex<Wire>>);
+
+impl Link for TestLink {
+    fn send(&mut self, _cookie: u64, _src_qpn: u32, _path: &PathAddr, train: &Train) -> Result<(), SendError> {
+        self.0.lock().left.push(train.clone());
+        Ok(())
+    }
+
+    fn flush(&mut self, _failed: &mut dyn FnMut(u64, SendError)) {}
+
+    fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
+        let net = NetHeader { src: address(2), dst: address(1), src_port: 1, tclass: 0, hop_limit: 64, udp_len: 0 };
+        let mut wire = self.0.lock();
+        let taken = budget.min(wire.arriving.len());
+        for headers in wire.arriving.drain(..taken) {
+            sink(&net, &headers, &[]);
+        }
+        taken
+    }
+
+    fn rx_fds(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+
+    fn stats(&self) -> LinkStats {
+        LinkStats::default()
+    }
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+}
+
+fn path(to: u8) -> Option<Arc<PathAddr>> {
+    let (src, dst) = (address(1), address(to));
+    Some(Arc::new(PathAddr { src, dst, ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 }))
+}
+
+/// A lane with one RC queue pair in RTS, connected to a peer that the test plays.
+struct Bench {
+    state: LaneState,
+    shared: LaneShared,
+    wire: Arc<Mutex<Wire>>,
+    qp: Arc<QueuePair>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let keys = Arc::new(KeyTable::new(7));
+        let wire = Arc::new(Mutex::new(Wire::default()));
+        // Only there because a queue pair has a lane; nothing runs in it.
+        let lane = Lane::open(LANE, 7, Arc::clone(&keys), Box::new(TestLink(Arc::default())), None, Vec::new());
+        let events = Arc::new(AsyncQueue::new().expect("an event queue"));
+        let cq = Arc::new(Cq::new(16, None, Arc::clone(&events), 0).expect("a completion queue"));
+        let caps = QueueCaps { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let init = QueuePairInit {
+            transport: QpInit { qpn: QPN, qp_type: QpType::Rc, pd: 1, has_srq: false },
+            caps,
+            sq_sig_all: true,
+            send_cq: Arc::clone(&cq),
+            recv_cq: cq,
+            recv: RecvSource::Own(Arc::new(RecvQueue::new(1, 1).expect("a receive queue"))),
+            events,
+            cookie: 0,
+        };
+        let qp = Arc::new(QueuePair::new(SLOT, QPN, init, lane.expect("a lane")));
+        let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, 7);
+        state.insert(Arc::clone(&qp));
+        let shared = LaneShared { number: LANE, keys, counters: Counters::default() };
+        let mut bench = Bench { state, shared, wire, qp };
+        bench.connect();
+        bench
+    }
+
+    fn connect(&mut self) {
+        use QpAttrMask as M;
+        let attr = QpAttr {
+            port_num: 1,
+            path: path(2),
+            dest_qpn: PEER,
+            sq_psn: Psn::new(100),
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttr::default()
+        };
+        for (state, mask) in [
+            (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+            (QpState::Rtr, M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER),
+            (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
+        ] {
+            self.modify(&QpAttr { state, ..attr.clone() }, M::STATE | mask);
+        }
+    }
+
+    fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) {
+        self.state.modify(&self.shared, MS, &self.qp, attr, mask).expect("a change that may be");
+    }
+
+    fn turn(&mut self, now: Nanos, turn: Turn) {
+        self.state.run(&self.shared, now, turn, &[]);
+    }
+
+    /// Posts a WRITE of nothing and sends it.
+    fn write(&mut self, now: Nanos) {
+        let op = SendOp::Write { raddr: 0, rkey: 0 };
+        let data = SendData::Sges(SmallVec::new());
+        self.qp.post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None }).expect("room");
+        self.state.run(&self.shared, now, Turn::POST, &[SLOT]);
+    }
+
+    fn ack(&self, psn: u32) {
+        let mut headers = Headers::new(Bth::new(Opcode::RC_ACKNOWLEDGE, QPN, Psn::new(psn)));
+        headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
+        self.wire.lock().arriving.push_back(headers);
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        let counters = self.shared.counters.snapshot();
+        counters.iter().find(|(known, _)| *known == name).expect("a counter's name").1
+    }
+
+    fn statuses(&self) -> Vec<WcStatus> {
+        std::iter::from_fn(|| self.qp.init.send_cq.poll_one()).map(|completion| completion.status).collect()
+    }
+}
+
+/// The lane did not run for a while, and many packets came: the answer is behind them.
+#[test]
+fn an_answer_that_waits_behind_others_comes_before_the_timer() {
+    let mut bench = Bench::new();
+    bench.write(MS);
+    assert_eq!(bench.wire.lock().left.len(), 1);
+    // Ghosts, more than one turn takes.
+    (0..10 * RECEIVE_BUDGET).for_each(|_| bench.ack(99));
+    bench.ack(100);
+    bench.turn(5_000 * MS, Turn::PROGRAM);
+    assert_eq!(bench.statuses(), [WcStatus::Success]);
+    assert_eq!((bench.counted("probe_sent"), bench.counted("timeout")), (0, 0));
+    assert_eq!(bench.wire.lock().left.len(), 1, "nothing went out for it");
+}
+
+/// A poster does not read the link, so it cannot know that nothing came.
+#[test]
+fn a_poster_runs_no_timers() {
+    let mut bench = Bench::new();
+    bench.write(MS);
+    bench.ack(100);
+    bench.turn(15 * MS, Turn::POST);
+    assert_eq!(bench.counted("probe_sent"), 0);
+    assert_eq!(bench.state.next_deadline().map(|at| at < 15 * MS), Some(true), "the lane wants a turn at once");
+    bench.turn(15 * MS, Turn::PROGRESS);
+    assert_eq!(bench.statuses(), [WcStatus::Success]);
+    assert_eq!(bench.counted("probe_sent"), 0);
+    bench.write(20 * MS);
+    bench.turn(100 * MS, Turn::PROGRESS);
+    assert_eq!(bench.counted("probe_sent"), 1, "who reads runs them");
+}
