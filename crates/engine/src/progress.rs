@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::clock;
 use crate::lane::{Lane, Progress};
+use crate::rings::RingSleep;
 use crate::sleeper::Sleeper;
 use crate::spin::Spin;
 
@@ -125,16 +126,29 @@ fn sleep_on(lane: &Lane, sleeper: &Sleeper) {
         fds(lane, sleeper).map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN))).unzip();
     let _ = ppoll(&mut polled, Some(time_spec(nap)), None);
     sleeper.rise();
+    if let Some(rings) = lane.ring_sleep() {
+        rings.rise();
+    }
     note_hung_up(lane, &places, &polled);
 }
 
-/// Tells those who may have to wake `sleeper` until when it sleeps, and gives the nanoseconds.
+/// Waits until the lane's sockets or its relay have something, but not long: it may be for another thread.
+pub(crate) fn doze(lane: &Lane) {
+    const DOZE_NS: u64 = 200_000;
+    let mut polled: Vec<PollFd<'_>> = lane.sleep_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    // EINTR only makes it shorter.
+    let _ = ppoll(&mut polled, Some(time_spec(DOZE_NS)), None);
+}
+
+/// Tells those who may have to wake `sleeper` until when it sleeps, and gives the nanoseconds. When it is up again it tells the rings
+/// so.
 pub(crate) fn announce(lane: &Lane, sleeper: &Sleeper) -> u64 {
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(clock::now() + SLEEP_MAX_NS);
     sleeper.announce(until);
     // A doorbell rung or deadline armed before the announcement was seen by nobody: look once more.
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(until);
-    until.saturating_sub(clock::now())
+    let may_sleep = lane.ring_sleep().is_none_or(RingSleep::lie_down);
+    if may_sleep { until.saturating_sub(clock::now()) } else { 0 }
 }
 
 /// What to sleep on, with places that stay the same.

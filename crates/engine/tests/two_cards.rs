@@ -96,7 +96,7 @@ fn node(number: u16, tx: &Arc<Pipe>, rx: &Arc<Pipe>) -> Node {
     let card = Card::new(u64::from(number));
     let sleep: OwnedFd = rx.ready.as_fd().try_clone_to_owned().expect("a descriptor");
     let link = Box::new(MemoryLink { tx: Arc::clone(tx), rx: Arc::clone(rx) });
-    let lane = Lane::open(number, 7, Arc::clone(card.keys()), link, None, vec![sleep]).expect("a lane");
+    let lane = Lane::open(number, 7, Arc::clone(card.keys()), link, None, vec![sleep], None).expect("a lane");
     card.add_lane(Arc::clone(&lane));
     let events = Arc::new(AsyncQueue::new().expect("an event queue"));
     let cq = Arc::new(Cq::new(1024, None, Arc::clone(&events), 0).expect("a completion queue"));
