@@ -243,10 +243,7 @@ impl Lane {
 
     /// For the attendant after its sleep: one more look.
     pub(crate) fn wake_up(&self) {
-        self.attendant.rise();
-        if let Some(rings) = &self.rings {
-            rings.rise();
-        }
+        self.rise(&self.attendant);
         self.run_if_free(Turn::PROGRAM_ALL);
     }
 
@@ -309,6 +306,19 @@ impl Lane {
     /// One turn for the progress thread. Tells whether packets came.
     pub(crate) fn turn_blocking(&self) -> bool {
         self.run_if_free(Turn::PROGRESS)
+    }
+
+    /// One of many turns for the progress thread while it waits awake.
+    pub(crate) fn turn_awake(&self) -> bool {
+        self.run_if_free(Turn::PROGRESS_AWAKE)
+    }
+
+    /// After [`progress::announce`] and a sleep, if there was one: it is over.
+    pub(crate) fn rise(&self, sleeper: &Sleeper) {
+        sleeper.rise();
+        if let Some(rings) = &self.rings {
+            rings.rise();
+        }
     }
 
     /// One turn if no other thread is at it. Tells whether packets came.

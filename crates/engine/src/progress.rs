@@ -89,7 +89,7 @@ fn watch(lane: &Lane, spin: &Spin, polls_seen: u64) {
     let is_polled = || lane.polls() - polls_seen >= SPINNER_POLLS;
     let start = clock::now();
     // The packets of a stream come faster than a sleeping core wakes.
-    let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_blocking());
+    let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_awake());
     if !spun {
         lane.set_progress(Progress::OnDuty);
         sleep_on(lane, lane.progress_sleeper());
@@ -122,13 +122,16 @@ fn sleep_relieved(lane: &Lane) {
 /// Sleeps until a packet, a timer or a wake-up. EINTR counts as one.
 fn sleep_on(lane: &Lane, sleeper: &Sleeper) {
     let nap = announce(lane, sleeper);
+    if nap == 0 {
+        // Whoever holds the lane may need this core to go on.
+        thread::yield_now();
+        lane.rise(sleeper);
+        return;
+    }
     let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
         fds(lane, sleeper).map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN))).unzip();
     let _ = ppoll(&mut polled, Some(time_spec(nap)), None);
-    sleeper.rise();
-    if let Some(rings) = lane.ring_sleep() {
-        rings.rise();
-    }
+    lane.rise(sleeper);
     note_hung_up(lane, &places, &polled);
 }
 

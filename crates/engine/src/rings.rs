@@ -308,8 +308,8 @@ impl RingSleep {
     pub(crate) fn rise(&self) {
         let mut watched = self.watched.lock();
         watched.sleepers -= 1;
-        // Before a peer may wake us again.
-        self.socket.drain();
+        // Before a peer may wake us again. Most often it was one.
+        self.socket.drain(watched.rings.len().max(1));
         if watched.sleepers == 0 {
             watched.rings.iter().for_each(|(_, ring)| ring.announce_awake());
         } else {

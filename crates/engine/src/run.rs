@@ -51,6 +51,8 @@ impl Turn {
     pub(crate) const PROGRAM_ALL: Turn = Turn { link: true, relay: true, lazy: true };
     /// The progress thread.
     pub(crate) const PROGRESS: Turn = Turn { link: true, relay: true, lazy: false };
+    /// The progress thread while it waits awake: it will look at the relay before it sleeps for long.
+    pub(crate) const PROGRESS_AWAKE: Turn = Turn { link: true, relay: false, lazy: false };
 }
 
 /// Queue pairs whose ACK may wait for the program's answer; more than a few are no dialogue but a stream.

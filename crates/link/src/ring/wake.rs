@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use super::shared;
 
-/// Datagrams that are taken from the socket at once: as many as its queue may hold on a system that was not tuned, and more.
+/// Datagrams that are taken from the socket at once.
 const DRAIN_MAX: usize = 64;
 
 /// Names a [`WakeSocket`] within its network namespace. Random: nobody else has it.
@@ -46,9 +46,9 @@ impl WakeSocket {
         self.name
     }
 
-    /// Takes what woke us, so that it does not wake us again.
-    pub fn drain(&self) {
-        for _ in 0..DRAIN_MAX {
+    /// Takes what woke us, so that it does not wake us again: up to `peers` wake-ups. What is left wakes once more.
+    pub fn drain(&self, peers: usize) {
+        for _ in 0..peers.min(DRAIN_MAX) {
             if !shared::take_byte(self.socket.as_fd()) {
                 return;
             }
