@@ -169,4 +169,6 @@ impl Ring {
 }
 
 #[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
 mod tests;

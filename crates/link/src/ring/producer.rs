@@ -104,6 +104,11 @@ impl Producer {
         sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::SeqCst) != 0
     }
 
+    #[cfg(test)]
+    pub(super) fn memory_and_way(&self) -> (&Memory, Way) {
+        (&self.memory, self.way)
+    }
+
     /// Goes back to the start of the area if the consumer has read all. It looks where that is when it sees the next head.
     fn rest(&mut self) -> Result<(), Broken> {
         if self.offset() > QUIET {

@@ -31,7 +31,7 @@ fn write_train(buffer: &Buffer, from: usize, len: usize, mtu: usize, psn: u32) -
     }
 }
 
-fn inline_train(bytes: &[u8], psn: u32) -> Train {
+pub(super) fn inline_train(bytes: &[u8], psn: u32) -> Train {
     let bth =
         Bth { pad: (bytes.len().wrapping_neg() % 4) as u8, ..Bth::new(Opcode::RC_SEND_ONLY, 0x4011, Psn::new(psn)) };
     Train {
@@ -51,9 +51,9 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 % 251) as u8).collect()
 }
 
-struct End {
-    ring: Ring,
-    stats: LinkStats,
+pub(super) struct End {
+    pub(super) ring: Ring,
+    pub(super) stats: LinkStats,
     scratch: Box<[u8; PACKET_MAX]>,
 }
 
@@ -62,12 +62,12 @@ impl End {
         End { ring, stats: LinkStats::default(), scratch: Box::new([0; PACKET_MAX]) }
     }
 
-    fn send(&mut self, train: &Train) -> Result<(), SendError> {
+    pub(super) fn send(&mut self, train: &Train) -> Result<(), SendError> {
         self.ring.send(train, &mut self.stats)
     }
 
     /// Headers and payload of up to about `budget` bytes.
-    fn recv(&mut self, budget: usize) -> Vec<(Headers, Vec<u8>)> {
+    pub(super) fn recv(&mut self, budget: usize) -> Vec<(Headers, Vec<u8>)> {
         let mut packets = Vec::new();
         self.ring.recv(budget, &mut self.scratch, &mut self.stats, &mut |headers, payload| {
             packets.push((*headers, payload.to_vec()));
@@ -76,7 +76,7 @@ impl End {
     }
 }
 
-fn pair() -> (End, End) {
+pub(super) fn pair() -> (End, End) {
     let (ring, fd) = Ring::offer().expect("a ring");
     let peer = Ring::accept(&fd).expect("it was just made");
     (End::new(ring), End::new(peer))
@@ -154,4 +154,76 @@ fn a_train_whose_memory_is_gone_is_not_seen() {
     let payloads: Vec<Vec<u8>> = b.recv(1 << 20).into_iter().map(|(_, payload)| payload).collect();
     assert_eq!(payloads, [b"before".to_vec(), b"after".to_vec()]);
     assert_eq!(a.stats.tx_fault, 1);
+}
+
+/// Two threads, one of which sleeps whenever it finds nothing: no wake-up is lost, nothing comes twice or out of order.
+#[test]
+fn a_sleeper_is_woken_for_every_packet_it_must_see() {
+    const PACKETS: u32 = 30_000;
+    let (mut a, mut b) = pair();
+    let wake = WakeSocket::bind().expect("a socket");
+    let waker = Waker::connect(wake.name()).expect("it is there");
+    let watch = b.ring.watch();
+    let limits = std::time::Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for psn in 0..PACKETS {
+                let bytes = psn.to_le_bytes();
+                let before = a.stats.ring_tx_packets;
+                // Full: again, when there is room.
+                while a.stats.ring_tx_packets == before {
+                    a.send(&inline_train(&bytes[..psn as usize % 5], psn)).expect("its memory is there");
+                    if a.ring.must_wake() {
+                        waker.wake();
+                    }
+                }
+                if psn % 7 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut expected = 0;
+        while expected < PACKETS {
+            for (headers, payload) in b.recv(if expected % 3 == 0 { 1 } else { 10_000 }) {
+                assert_eq!(headers.bth.psn, Psn::new(expected));
+                assert_eq!(payload, &expected.to_le_bytes()[..expected as usize % 5]);
+                expected += 1;
+            }
+            watch.announce_sleep();
+            if expected < PACKETS && !watch.has_something() {
+                let mut polled = [rustix::event::PollFd::new(&wake, rustix::event::PollFlags::IN)];
+                let timeout = rustix::event::Timespec::try_from(limits).expect("it fits");
+                let woken = rustix::event::poll(&mut polled, Some(&timeout)).expect("poll works");
+                assert_eq!(woken, 1, "a wake-up was lost at {expected}");
+            }
+            wake.drain(1);
+            watch.announce_awake();
+        }
+    });
+    assert_eq!(b.stats.ring_broken, 0);
+}
+
+#[test]
+fn a_socket_that_is_closed_is_gone() {
+    let wake = WakeSocket::bind().expect("a socket");
+    let waker = Waker::connect(wake.name()).expect("it is there");
+    assert!(!waker.is_gone());
+    // However often: the queue is full at some time, and that is all.
+    (0..1000).for_each(|_| waker.wake());
+    drop(wake);
+    assert!(waker.is_gone());
+    waker.wake();
+}
+
+/// Two lanes that say little use the start of the ring again and again.
+#[test]
+fn a_quiet_ring_touches_few_pages() {
+    let (mut a, mut b) = pair();
+    for psn in 0..10_000 {
+        a.send(&inline_train(&[7; 100], psn)).expect("sent");
+        assert_eq!(b.recv(1 << 20).len(), 1);
+    }
+    let (memory, way) = a.ring.producer.memory_and_way();
+    let touched = |offset| memory.record(way, offset).load(std::sync::atomic::Ordering::Relaxed) != 0;
+    assert!(touched(0) && !(3..128).any(|page| (0..4096).step_by(8).any(|at| touched(page * 4096 + at))));
 }
