@@ -22,6 +22,8 @@ const ACCEPT_NS: Nanos = 10_000_000;
 const SILENT_NS: Nanos = 1_000_000_000;
 /// Bytes taken from one ring in one turn.
 const RECEIVE_BYTES: usize = 128 << 10;
+/// So much is shown to the peer before the flush: it can begin to read.
+const SHOW_BYTES: usize = 32 << 10;
 /// Rings that are looked at for a dead peer when one is added.
 const SWEEP: usize = 16;
 
@@ -62,6 +64,17 @@ enum Stage {
     Ready(Waker),
 }
 
+impl Peer {
+    fn show(&mut self, stats: &mut LinkStats) {
+        if self.ring.show()
+            && let Stage::Ready(waker) = &self.stage
+        {
+            stats.ring_wakeups += 1;
+            waker.wake();
+        }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Rings {
@@ -69,6 +82,8 @@ pub(crate) struct Rings {
     peers: Vec<Option<Peer>>,
     by_lane: HashMap<u16, usize>,
     sleep: Arc<RingSleep>,
+    /// Places of rings with trains that their peers do not see yet.
+    hidden: Vec<usize>,
     /// Place where the next sweep begins.
     sweep: usize,
     scratch: Box<[u8; PACKET_MAX]>,
@@ -82,6 +97,7 @@ impl Rings {
             peers: Vec::new(),
             by_lane: HashMap::new(),
             sleep,
+            hidden: Vec::new(),
             sweep: 0,
             scratch: Box::new([0; PACKET_MAX]),
             stats: LinkStats::default(),
@@ -237,11 +253,11 @@ impl Rings {
         }
     }
 
-    /// Writes a train into a ring and wakes the peer if it sleeps. Into a ring that is no more, or is another lane's, nothing goes: it
-    /// is lost, as in the network.
+    /// Writes a train into a ring. The peer sees it at once if it is much, at the latest after [`Rings::flush`]: an answer and the ACK
+    /// behind it come together. Into a ring that is no more, or is another lane's, nothing goes: it is lost, as in the network.
     ///
     /// # Errors
-    /// [`SendError::Fault`]: memory of the train is gone; nothing of it went.
+    /// [`SendError::Fault`]: memory of the train is gone; nothing of it goes.
     pub(crate) fn send(&mut self, to: RingId, lane: u16, train: &Train) -> Result<(), SendError> {
         let peer = self.peers.get_mut(to.place).and_then(Option::as_mut);
         let Some(peer) = peer.filter(|peer| peer.id == to.id && peer.lane == lane) else {
@@ -249,13 +265,21 @@ impl Rings {
             return Ok(());
         };
         let sent = peer.ring.send(train, &mut self.stats);
-        if let Stage::Ready(waker) = &peer.stage
-            && peer.ring.must_wake()
-        {
-            self.stats.ring_wakeups += 1;
-            waker.wake();
+        if peer.ring.hidden() >= SHOW_BYTES {
+            peer.show(&mut self.stats);
+        } else if !self.hidden.contains(&to.place) {
+            self.hidden.push(to.place);
         }
         sent
+    }
+
+    /// Shows the peers what was written for them, and wakes those who sleep.
+    pub(crate) fn flush(&mut self) {
+        for place in self.hidden.drain(..) {
+            if let Some(peer) = &mut self.peers[place] {
+                peer.show(&mut self.stats);
+            }
+        }
     }
 
     /// Gives what came to `sink`, with the lane that it came from. Gives the number of packets.

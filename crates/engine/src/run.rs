@@ -402,6 +402,9 @@ impl LaneState {
             machines.send_failed(shared, now, *slot, train, &error);
         });
         self.sent.clear();
+        if let Some(rings) = &mut self.rings {
+            rings.flush();
+        }
     }
 
     /// The self link: delivers to this lane itself, without socket and ICRC; one copy into the lane's scratch, one out.

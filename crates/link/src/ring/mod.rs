@@ -103,11 +103,11 @@ impl Ring {
         Ring { producer, consumer: Consumer::new(memory, from), broken: false }
     }
 
-    /// Writes a train for the peer, who sees it at once. What the ring has no room for is dropped and counted, as is everything when
-    /// the ring is broken.
+    /// Writes a train for the peer, who sees it after [`Ring::show`]. What the ring has no room for is dropped and counted, as is
+    /// everything when the ring is broken.
     ///
     /// # Errors
-    /// [`SendError::Fault`]: memory of the train is gone; the peer sees nothing of it.
+    /// [`SendError::Fault`]: memory of the train is gone; the peer will see nothing of it.
     pub fn send(&mut self, train: &Train, stats: &mut LinkStats) -> Result<(), SendError> {
         if !self.broken {
             match self.producer.send(train, stats) {
@@ -119,9 +119,15 @@ impl Ring {
         Ok(())
     }
 
-    /// Does the peer sleep? Then whoever asks wakes it: the answer is given once. To be asked after [`Ring::send`].
-    pub fn must_wake(&self) -> bool {
-        !self.broken && self.producer.must_wake()
+    /// Bytes that were written and not shown to the peer.
+    pub fn hidden(&self) -> usize {
+        self.producer.hidden()
+    }
+
+    /// Lets the peer see all that was written. Does it sleep? Then whoever asks wakes it: the answer is given once.
+    #[must_use]
+    pub fn show(&mut self) -> bool {
+        !self.broken && self.producer.show()
     }
 
     /// Reads packets of about `budget` bytes and gives them to `sink`: headers, payload without pad. Tells how many records there

@@ -22,6 +22,8 @@ pub(super) struct Producer {
     way: Way,
     /// Where the next record goes.
     head: u64,
+    /// Up to where the consumer may read.
+    shown: u64,
     /// What the consumer was last seen to have read.
     tail: u64,
     /// The position that is at the start of the area.
@@ -46,13 +48,13 @@ impl From<Broken> for Trouble {
 
 impl Producer {
     pub(super) fn new(memory: Arc<Memory>, way: Way) -> Producer {
-        Producer { memory, way, head: 0, tail: 0, base: 0 }
+        Producer { memory, way, head: 0, shown: 0, tail: 0, base: 0 }
     }
 
-    /// Writes the packets of a train and shows them to the consumer. What the ring has no room for is dropped and counted.
+    /// Writes the packets of a train. What the ring has no room for is dropped and counted.
     ///
     /// # Errors
-    /// The program's memory is gone (then the consumer sees nothing of the train), or the ring is broken.
+    /// The program's memory is gone (then the consumer will see nothing of the train), or the ring is broken.
     pub(super) fn send(&mut self, train: &Train, stats: &mut LinkStats) -> Result<Result<(), SendError>, Broken> {
         self.rest()?;
         let start = self.head;
@@ -91,13 +93,19 @@ impl Producer {
         }
         stats.ring_tx_packets += sent;
         stats.ring_tx_bytes += bytes;
-        // The records first, then the word of them.
-        self.memory.head(self.way).store(self.head, Ordering::Release);
         Ok(Ok(()))
     }
 
-    /// Does the consumer sleep? Then it has to be woken, once. To be asked after each [`Producer::send`].
-    pub(super) fn must_wake(&self) -> bool {
+    /// Bytes that were written and not shown.
+    pub(super) fn hidden(&self) -> usize {
+        (self.head - self.shown) as usize
+    }
+
+    /// Lets the consumer see all that was written. Does it sleep? Then it has to be woken, once.
+    pub(super) fn show(&mut self) -> bool {
+        self.shown = self.head;
+        // The records first, then the word of them.
+        self.memory.head(self.way).store(self.head, Ordering::Release);
         // Either we see its flag, or it sees our head when it looks once more (`Watch`).
         fence(Ordering::SeqCst);
         let sleeping = self.memory.sleeping(self.way);
@@ -109,7 +117,7 @@ impl Producer {
         (&self.memory, self.way)
     }
 
-    /// Goes back to the start of the area if the consumer has read all. It looks where that is when it sees the next head.
+    /// Goes back to the start of the area if the consumer has read all that was ever written. It looks where that is when it sees the next head.
     fn rest(&mut self) -> Result<(), Broken> {
         if self.offset() > QUIET {
             self.look_at_tail()?;

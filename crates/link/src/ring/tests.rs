@@ -63,7 +63,9 @@ impl End {
     }
 
     pub(super) fn send(&mut self, train: &Train) -> Result<(), SendError> {
-        self.ring.send(train, &mut self.stats)
+        let sent = self.ring.send(train, &mut self.stats);
+        let _ = self.ring.show();
+        sent
     }
 
     /// Headers and payload of up to about `budget` bytes.
@@ -108,6 +110,19 @@ fn a_train_arrives_packet_by_packet_in_both_directions() {
     assert_eq!(a.stats.ring_tx_packets, b.stats.ring_rx_packets);
     assert_eq!(a.stats.ring_tx_bytes, b.stats.ring_rx_bytes);
     assert_eq!((a.stats.ring_broken, b.stats.ring_broken, b.stats.ring_rx_bad), (0, 0, 0));
+}
+
+/// A program that gets an answer before the ACK that belongs to it is surprised.
+#[test]
+fn what_is_not_shown_is_not_seen_and_then_all_at_once() {
+    let (mut a, mut b) = pair();
+    for psn in 0..2 {
+        a.ring.send(&inline_train(b"two", psn), &mut a.stats).expect("sent");
+        assert!(b.recv(1 << 20).is_empty());
+    }
+    assert_eq!(a.ring.hidden(), 2 * (8 + 16));
+    assert!(!a.ring.show(), "nobody sleeps");
+    assert_eq!((a.ring.hidden(), b.recv(1 << 20).len()), (0, 2));
 }
 
 #[test]
@@ -172,8 +187,10 @@ fn a_sleeper_is_woken_for_every_packet_it_must_see() {
                 let before = a.stats.ring_tx_packets;
                 // Full: again, when there is room.
                 while a.stats.ring_tx_packets == before {
-                    a.send(&inline_train(&bytes[..psn as usize % 5], psn)).expect("its memory is there");
-                    if a.ring.must_wake() {
+                    a.ring
+                        .send(&inline_train(&bytes[..psn as usize % 5], psn), &mut a.stats)
+                        .expect("its memory is there");
+                    if a.ring.show() {
                         waker.wake();
                     }
                 }
