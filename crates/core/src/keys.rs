@@ -55,6 +55,17 @@ pub struct Entry {
     pub access: Access,
 }
 
+/// What [`KeyTable::reregister`] changes of a region; the rest stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reregister {
+    /// Another protection domain.
+    pub pd: Option<u32>,
+    /// Other memory, and what peers call its first byte.
+    pub translation: Option<(RawRegion, u64)>,
+    /// Other rights.
+    pub access: Option<Access>,
+}
+
 /// The keys of a process, shared by its threads and lanes.
 ///
 /// A look-up takes no lock and writes nothing. The table only grows, in chunks; each slot is a sequence lock made of atomics: its
@@ -120,18 +131,39 @@ impl KeyTable {
         let before = slot.stamp.load(Ordering::Relaxed);
         let key = fresh_key(&mut writer.random, index, slot.last.load(Ordering::Relaxed));
         slot.last.store(key, Ordering::Relaxed);
-        // The stamp has no key, so no new look-up succeeds; one that began before the last key was withdrawn and sees a field of
-        // this entry must also see that withdrawal: hence the fence.
-        fence(Ordering::Release);
-        let generation = (before >> 32) + 1;
-        slot.pd.store(pd, Ordering::Relaxed);
-        slot.access.store(access.bits(), Ordering::Relaxed);
-        slot.addr.store(region.addr() as u64, Ordering::Relaxed);
-        slot.len.store(region.len() as u64, Ordering::Relaxed);
-        slot.iova.store(iova, Ordering::Relaxed);
-        slot.stamp.store(generation << 32 | u64::from(key), Ordering::Release);
+        slot.fill(
+            (before >> 32) + 1,
+            key,
+            Fields { pd, access, addr: region.addr() as u64, len: region.len() as u64, iova },
+        );
         writer.live += 1;
         Ok(MrKey { lkey: key, rkey: key })
+    }
+
+    /// Changes a region under the same key: `ibv_rereg_mr`. For a moment the key is not valid: who uses the region meanwhile is refused.
+    /// Who looked it up before may still use it as it was: the caller waits for the lanes, and lets go of a registered buffer
+    /// ([`KeyTable::release`]) if the memory is another.
+    ///
+    /// # Errors
+    /// As for [`KeyTable::register`], and EINVAL if no region has this key; then all is as it was.
+    pub fn reregister(&self, lkey: u32, change: &Reregister) -> Result<(), CoreError> {
+        mem::check_handler();
+        // One change at a time; look-ups go on.
+        let _writer = self.writer.lock();
+        let old = self.entry(lkey).ok_or_else(|| unknown(lkey))?;
+        let access = change.access.map_or(Ok(old.access), check_access)?;
+        let pd = change.pd.unwrap_or(old.pd);
+        let mut fields = Fields { pd, access, addr: old.addr, len: old.len, iova: old.iova };
+        if let Some((region, iova)) = change.translation {
+            let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+            check_range(region, iova, access)?;
+            fields = Fields { addr: region.addr() as u64, len: region.len() as u64, iova, ..fields };
+        }
+        let slot = self.slot(lkey >> TAG_BITS).expect("it has an entry");
+        let generation = (slot.stamp.load(Ordering::Relaxed) >> 32) + 1;
+        slot.stamp.store(generation << 32, Ordering::Relaxed);
+        slot.fill(generation + 1, lkey, fields);
+        Ok(())
     }
 
     /// Registers a buffer under its own address. The table keeps it alive until [`KeyTable::release`].
@@ -161,7 +193,7 @@ impl KeyTable {
         let index = lkey >> TAG_BITS;
         let slot = self.slot(index).filter(|slot| slot.stamp.load(Ordering::Relaxed) as u32 == lkey && lkey != 0);
         let Some(slot) = slot else {
-            return Err(CoreError::new(libc::EINVAL, format!("no memory region has the key {lkey:#010x}")));
+            return Err(unknown(lkey));
         };
         let generation = (slot.stamp.load(Ordering::Relaxed) >> 32) + 1;
         slot.stamp.store(generation << 32, Ordering::Release);
@@ -246,6 +278,34 @@ impl KeyTable {
         }
         Ok(writer.free.pop_front().expect("a chunk has slots"))
     }
+}
+
+/// What a slot says.
+struct Fields {
+    pd: u32,
+    access: Access,
+    addr: u64,
+    len: u64,
+    iova: u64,
+}
+
+impl Slot {
+    /// Fills it in and makes it valid for `key`. Its stamp must have no key.
+    fn fill(&self, generation: u64, key: u32, fields: Fields) {
+        // No new look-up succeeds; one that began before the last key was withdrawn and sees a field of this entry must also see that
+        // withdrawal: hence the fence.
+        fence(Ordering::Release);
+        self.pd.store(fields.pd, Ordering::Relaxed);
+        self.access.store(fields.access.bits(), Ordering::Relaxed);
+        self.addr.store(fields.addr, Ordering::Relaxed);
+        self.len.store(fields.len, Ordering::Relaxed);
+        self.iova.store(fields.iova, Ordering::Relaxed);
+        self.stamp.store(generation << 32 | u64::from(key), Ordering::Release);
+    }
+}
+
+fn unknown(lkey: u32) -> CoreError {
+    CoreError::new(libc::EINVAL, format!("no memory region has the key {lkey:#010x}"))
 }
 
 /// A key for a slot: not 0, and not the slot's last one.

@@ -240,6 +240,50 @@ static void lists(void)
 	MUST(ibv_start_poll(send_cq, &(struct ibv_poll_cq_attr){ 0 }) == ENOENT);
 }
 
+static void write_remote(uint64_t id, uint32_t rkey, const void *there, enum ibv_wc_status status)
+{
+	ibv_wr_start(ex);
+	begin(id, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_write(ex, rkey, (uintptr_t)there);
+	ibv_wr_set_inline_data(ex, "new", 3);
+	MUST(!ibv_wr_complete(ex));
+	start(id, status);
+	ibv_end_poll(send_cq);
+}
+
+/* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */
+static void changed_regions(void)
+{
+	enum { BOTH = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };
+	static char before[64], after[128];
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_mr *region = ibv_reg_mr(pd, before, sizeof before, BOTH);
+	MUST(other && region);
+	uint32_t key = region->rkey;
+
+	MUST(ibv_rereg_mr(region, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	MUST(ibv_rereg_mr(region, 8, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, after, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE) == IBV_REREG_MR_ERR_INPUT);
+	write_remote(400, key, before, IBV_WC_SUCCESS);
+	MUST(!memcmp(before, "new", 4));
+
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, after, sizeof after, 0));
+	MUST(region->addr == after && region->length == sizeof after && region->rkey == key && region->lkey == key);
+	write_remote(401, key, after + 100, IBV_WC_SUCCESS);
+	MUST(!memcmp(after + 100, "new", 4));
+
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0) && region->pd == other);
+	MUST(ibv_dealloc_pd(other) == EBUSY);
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION, pd, before, sizeof before, 0));
+	MUST(!ibv_dealloc_pd(other));
+	write_remote(402, key, before + 8, IBV_WC_SUCCESS);
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE));
+	write_remote(403, key, before, IBV_WC_REM_ACCESS_ERR);
+	MUST(!ibv_dereg_mr(region));
+}
+
 static atomic_int destroyed;
 
 static void *destroy_cq(void *cq)
@@ -357,6 +401,9 @@ int main(void)
 	batches();
 	all_or_nothing();
 	lists();
+	changed_regions();
+	tear_down();
+	set_up(NULL);
 	completion_events();
 	asynchronous_events();
 	MUST(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use ferroce_core::keys::{Entry, Reregister};
 use ferroce_core::mem::{Buffer, RawRegion};
 use ferroce_core::{KeyTable, limits};
 use ferroce_transport::{Access, MemoryError, Span};
@@ -132,6 +133,35 @@ fn withdrawn_keys_fail_and_do_not_come_back_soon() {
     }
     assert!(seen.len() > 2_990, "tags are random");
     assert!(table.is_empty());
+}
+
+#[test]
+fn a_changed_region_keeps_its_key_and_what_was_not_changed() {
+    let table = KeyTable::new(1);
+    let (old, new) = (Buffer::new(64), Buffer::new(128));
+    let key = table.register(1, region(&old), 1 << 40, ALL).unwrap().lkey;
+    let entry = || table.entry(key).expect("the key is valid");
+    let before = entry();
+
+    table.reregister(key, &Reregister { access: Some(Access::LOCAL_WRITE), ..Reregister::default() }).unwrap();
+    assert_eq!(entry(), Entry { access: Access::LOCAL_WRITE, ..before });
+    assert_eq!(table.resolve(1, key, 1 << 40, 1, Access::REMOTE_READ), Err(MemoryError::Access));
+
+    table.reregister(key, &Reregister { pd: Some(2), ..Reregister::default() }).unwrap();
+    assert_eq!(table.resolve(1, key, 1 << 40, 1, Access::LOCAL_WRITE), Err(MemoryError::WrongPd));
+
+    let translation = Some((region(&new), 1 << 41));
+    table.reregister(key, &Reregister { translation, ..Reregister::default() }).unwrap();
+    let after = Entry { pd: 2, addr: new.addr(), len: 128, iova: 1 << 41, access: Access::LOCAL_WRITE, ..before };
+    assert_eq!(entry(), after);
+
+    // A refusal changes nothing.
+    let bad = Reregister { pd: Some(3), translation, access: Some(Access::REMOTE_WRITE) };
+    assert_eq!(table.reregister(key, &bad).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(entry(), after);
+    assert_eq!(table.len(), 1);
+    table.begin_deregister(key).unwrap();
+    assert_eq!(table.reregister(key, &Reregister::default()).unwrap_err().errno, libc::EINVAL);
 }
 
 #[test]
