@@ -34,7 +34,8 @@ pub struct Limits {
     pub backlog: usize,
     /// Requests that one peer address may have waiting at a listener.
     pub pending_per_peer: usize,
-    /// Ids without an owner that wait for their time to be over; above it the oldest go early.
+    /// Ids without an owner that wait for a DREP or for their time to be over; above it the oldest go early, those that wait for a
+    /// DREP last.
     pub lingering: usize,
 }
 

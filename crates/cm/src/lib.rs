@@ -21,9 +21,10 @@
 //!   specification only say when to give up. Kernels wait the whole timeout (4.3 s) from the first time on.
 //! - **A duplicate** is answered with what answered the first: an MRA while the program has not decided, else the same REP, RTU, DREP
 //!   or REJ. A rejection is remembered for two response timeouts, so that a lost REJ does not show the program a second request.
-//! - **A REP for an unknown id** is rejected (invalid communication id), so that its sender does not wait; kernels drop it.
+//! - **A REP or RTU for an unknown id** is rejected (invalid communication id), so that its sender neither waits nor stays connected
+//!   alone; kernels drop it.
 //! - **Given back after accept** (REP sent, no RTU yet): the peer gets a REJ, and a DREQ until it answers, since a REJ that is lost
-//!   would leave it connected alone. Kernels send the REJ only.
+//!   would leave it connected alone. Kernels send the REJ only. A DREQ that overtakes its REP therefore counts as a rejection.
 //! - **No RTU**: the peer gets a REJ (timeout).
 //! - **Peers are told apart by their address too**, not only by the CA GUID and numbers that they claim: nobody can end, reject or
 //!   mark as stale what belongs to another address. GIDs and IP header of a REQ must be those of its packet.
