@@ -80,7 +80,7 @@ fn the_rest_of_an_old_answer_is_taken_after_a_repeat() {
             pair.run_for(0);
         };
         (0..4).filter(|&index| index < lost).for_each(|index| answer(&mut pair, index));
-        pair.run_for(220_000_000);
+        pair.run_for(290_000_000);
         assert!(requests(&pair).len() > 1, "asked again");
         (lost..4).for_each(|index| answer(&mut pair, index));
         assert_eq!(ends(&pair.a.host.sent), [(1, OK)], "lost {lost}");

@@ -194,7 +194,6 @@ pub(crate) const KNOWN: &[Known] = &[
         TOO_LONG,
     ),
     known("rc-nak-invalid-request", B, &["pair 8, receive completion of 100: status 5 instead of 9"], RECEIVE_UNUSED),
-    known("rc-nak-length", A, &["pairs 0-9, 12, end: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known("rc-nak-length", B, &["pairs 0-1, receive completion of 101: status 5 instead of 9"], RECEIVE_UNUSED),
     known("rc-nak-length", B, &["pair 6, frame 43: not sent: RC_ACKNOWLEDGE NAK 0x61"], EARLY_LENGTH),
     known(
@@ -214,7 +213,6 @@ pub(crate) const KNOWN: &[Known] = &[
         &["pairs 6, 12, end: also sent: RC_ACKNOWLEDGE NAK 0x61"],
         EARLY_LENGTH_AND_STRAY_PAYLOAD,
     ),
-    known("rc-nak-opcode", A, &["pairs 0-5, end: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known(
         "rc-nak-opcode",
         B,
@@ -256,7 +254,6 @@ pub(crate) const KNOWN: &[Known] = &[
         &["pair 0, frame 7: RC_READ_RESPONSE_FIRST instead of RC_READ_RESPONSE_MIDDLE"],
         READ_AGAIN,
     ),
-    known("rc-retry-0", A, &["pair 0, end 2 times: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known(
         "rc-retry-7-endless",
         A,
@@ -266,16 +263,6 @@ pub(crate) const KNOWN: &[Known] = &[
             "pair 0, state: 6 instead of 3",
         ],
         RETRY_7,
-    ),
-    known(
-        "rc-retry-exceeded",
-        A,
-        &[
-            "pair 0, end: also sent: RC_SEND_FIRST",
-            "pair 0, end: also sent: RC_SEND_LAST",
-            "pair 0, end: also sent: RC_SEND_ONLY",
-        ],
-        ATTEMPTS,
     ),
     known("rc-rnr-0", B, &["pair 0, frame 4: not sent: RC_ACKNOWLEDGE NAK 0x60"], RNR_SILENCE),
     known("rc-rnr-exceeded", A, &["pair 0, frame 3: also sent: RC_SEND_ONLY"], RNR_NEW),
