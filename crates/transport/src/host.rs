@@ -3,7 +3,7 @@
 use ferroce_wire::Headers;
 use smallvec::SmallVec;
 
-use crate::verbs::{Access, Completion, PathAddr, QpEvent, RecvWr, Sge};
+use crate::verbs::{Access, Completion, MwBind, PathAddr, QpEvent, RecvWr, Sge};
 use std::sync::Arc;
 
 /// A piece of memory whose key, bounds and rights were checked: valid until the host gives up its lane lock.
@@ -125,6 +125,11 @@ pub trait Memory {
     fn atomic(&mut self, span: Span, op: AtomicOp) -> Result<u64, MemoryError>;
     /// Invalidates a memory window's rkey (SEND with invalidate, local invalidate). Ordinary MRs refuse.
     fn invalidate(&mut self, pd: u32, rkey: u32, qpn: u32) -> Result<(), MemoryError>;
+    /// Binds a memory window. A memory without windows refuses.
+    fn bind(&mut self, pd: u32, bind: &MwBind, qpn: u32) -> Result<(), MemoryError> {
+        let _ = (pd, bind, qpn);
+        Err(MemoryError::BadKey)
+    }
 }
 
 /// The host of one queue pair, lent for the duration of one call.
