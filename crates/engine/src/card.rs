@@ -86,6 +86,16 @@ impl Card {
         Ok(())
     }
 
+    /// Ends a memory window. When it returns, no lane uses it any more.
+    ///
+    /// # Errors
+    /// EINVAL: no such window.
+    pub fn dealloc_window(&self, rkey: u32) -> Result<(), CoreError> {
+        self.keys.dealloc_window(rkey)?;
+        self.quiesce();
+        Ok(())
+    }
+
     /// Waits until no thread is inside a lane: what was resolved or decided there before is over.
     pub fn quiesce(&self) {
         for lane in self.lanes.read().iter() {

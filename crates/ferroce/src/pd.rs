@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ferroce_core::sync::Mutex;
-use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion, Reregister};
+use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion, Reregister, WindowKind};
 use ferroce_transport::{Access, PathAddr};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::mw::Mw;
 use crate::qp::{Qp, QpCreate};
 use crate::route;
 use crate::srq::{Srq, SrqCreate};
@@ -19,7 +20,7 @@ use crate::srq::{Srq, SrqCreate};
 pub struct Pd {
     context: Arc<Context>,
     handle: u32,
-    /// Regions, queue pairs, SRQs and address handles alive.
+    /// Regions, windows, queue pairs, SRQs and address handles alive.
     pub(crate) users: AtomicU32,
 }
 
@@ -60,6 +61,15 @@ impl Pd {
         self.users.fetch_add(1, Ordering::Relaxed);
         let (context, pd) = (Arc::clone(&self.context), Mutex::new(Arc::clone(self)));
         Ok(Arc::new(Mr { context, pd, lkey: key.lkey, rkey: key.rkey, gone: AtomicBool::new(false) }))
+    }
+
+    /// Makes a memory window, unbound.
+    ///
+    /// # Errors
+    /// ENOMEM: no key is left.
+    pub fn alloc_mw(self: &Arc<Self>, kind: WindowKind) -> Result<Arc<Mw>> {
+        self.context.check()?;
+        Mw::new(self, kind)
     }
 
     /// Makes a queue pair in RESET.
@@ -138,8 +148,8 @@ impl Mr {
     /// the card uses the region as it was no more. Work requests that name it meanwhile may fail.
     ///
     /// # Errors
-    /// EINVAL: the region is gone, the domain belongs to another context, or as for [`Pd::reg_mr`]. EFAULT: not mapped. The region is
-    /// then as it was.
+    /// EINVAL: the region is gone, the domain belongs to another context, or as for [`Pd::reg_mr`]. EFAULT: not mapped. EBUSY: memory
+    /// windows are bound to it. The region is then as it was.
     pub fn rereg(
         &self,
         pd: Option<&Arc<Pd>>,
@@ -167,16 +177,17 @@ impl Mr {
     /// Ends the registration. When it returns, the card touches the memory no more.
     ///
     /// # Errors
-    /// EINVAL when it is done already.
+    /// EINVAL when it is done already. EBUSY: memory windows are bound to it.
     pub fn dereg(&self) -> Result<()> {
         if self.context.is_stale() {
             return Ok(());
         }
         let domain = self.pd.lock();
-        if self.gone.swap(true, Ordering::AcqRel) {
+        if self.gone.load(Ordering::Acquire) {
             return Err(Mr::gone());
         }
         self.context.card().deregister(self.lkey)?;
+        self.gone.store(true, Ordering::Release);
         domain.users.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }

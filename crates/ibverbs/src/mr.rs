@@ -54,6 +54,18 @@ pub struct MrObject {
 
 handle!(MrObject, ibv_mr, "mr");
 
+impl MrObject {
+    /// Handle of the protection domain that it is in now.
+    pub(crate) fn domain(&self) -> u32 {
+        self.region.range().pd
+    }
+
+    /// Its key.
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.mr.lkey()
+    }
+}
+
 /// Checks access flags. Unknown bits of the optional range are hints and dropped; unknown bits outside it are refused.
 pub(crate) fn access(flags: c_uint) -> Verb<Access> {
     let mandatory = flags & !consts::ACCESS_OPTIONAL_RANGE;
