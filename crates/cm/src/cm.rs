@@ -443,6 +443,11 @@ impl Cm {
         self.evict();
     }
 
+    /// Whose an id is.
+    pub fn owner(&self, id: CmId) -> Result<Owner, CmError> {
+        self.owned(id).map(|entry| entry.owner.expect("it has an owner"))
+    }
+
     /// The state of an id.
     pub fn state(&self, id: CmId) -> Result<State, CmError> {
         self.owned(id).map(Id::state)

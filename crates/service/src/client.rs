@@ -13,6 +13,7 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
+use crate::cm::protocol::{CmReply, CmRequest};
 use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, Status, VERSION};
 use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, start, sys};
 
@@ -95,6 +96,14 @@ impl Client {
                 let relay = descriptors.pop().expect("there are at least two");
                 Ok(LaneLease { lane, seed, rx: descriptors, relay, connection: Arc::clone(&self.connection) })
             }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Asks something about connections.
+    pub(crate) fn cm_exchange(&self, request: CmRequest) -> Result<(CmReply, Vec<OwnedFd>), ServiceError> {
+        match self.connection.request(Request::Cm(request))? {
+            (Reply::Cm(reply), descriptors) => Ok((reply, descriptors)),
             (other, _) => Err(unexpected(&other)),
         }
     }
