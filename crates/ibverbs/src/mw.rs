@@ -51,7 +51,8 @@ pub(crate) unsafe fn binding(
             "rkey {rkey:#010x} is of another window; use ibv_inc_rkey of this one's"
         )));
     }
-    let access = mr::access(info.mw_access_flags)?;
+    // Programs ask for local write too; through a window nobody writes locally.
+    let access = mr::access(info.mw_access_flags)? - Access::LOCAL_WRITE;
     if !(access - (Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::ZERO_BASED)).is_empty()
     {
         return Err(Refusal::invalid("mw_access_flags may have remote rights and IBV_ACCESS_ZERO_BASED only"));

@@ -287,7 +287,7 @@ static void changed_regions(void)
 /* Windows of both types: bound, used, taken back at this end and by the peer, and gone. */
 static void windows(void)
 {
-	enum { BOTH = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+	enum { BOTH = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE };
 	static char part[256];
 	struct ibv_mr *region = ibv_reg_mr(pd, part, sizeof part, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *one = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
