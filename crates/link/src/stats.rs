@@ -67,7 +67,7 @@ stats! {
     rx_too_short,
     /// Packets dropped: a transport header version other than 0.
     rx_bad_version,
-    /// Packets dropped: more pad than bytes.
+    /// Packets dropped: more pad than bytes, or not filled up to words.
     rx_bad_pad,
     /// Datagrams dropped: longer than a receive buffer, or without the facts that the ICRC needs.
     rx_bad_datagram,
