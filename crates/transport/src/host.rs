@@ -3,6 +3,7 @@
 use ferroce_wire::Headers;
 use smallvec::SmallVec;
 
+use crate::timer::Nanos;
 use crate::verbs::{Access, Completion, MwBind, PathAddr, QpEvent, RecvWr, Sge};
 use std::sync::Arc;
 
@@ -104,7 +105,10 @@ pub enum Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowSignal {
     /// Acknowledged in order.
-    Acked,
+    Acked {
+        /// How long the last of them took from its departure to the answer, if that is known.
+        rtt: Option<Nanos>,
+    },
     /// A sequence NAK or response gap: packets were lost.
     Lost,
     /// A retransmission timer ran out.
