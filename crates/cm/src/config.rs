@@ -42,12 +42,12 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            ids: 131_072,
-            ids_per_owner: 32_768,
+            ids: 65_536,
+            ids_per_owner: 16_384,
             listeners_per_owner: 4_096,
             backlog: 1_024,
             pending_per_peer: 512,
-            lingering: 32_768,
+            lingering: 16_384,
         }
     }
 }
