@@ -26,7 +26,7 @@ const TIMERS_PER_CALL: usize = 1_024;
 /// - *Commands* of programs: [`create_id`](Cm::create_id), [`bind`](Cm::bind), [`listen`](Cm::listen), [`connect`](Cm::connect),
 ///   [`resolve`](Cm::resolve), [`accept`](Cm::accept), [`accept_datagram`](Cm::accept_datagram), [`reject`](Cm::reject),
 ///   [`mra`](Cm::mra), [`establish`](Cm::establish), [`notify`](Cm::notify), [`disconnect`](Cm::disconnect),
-///   [`take_request`](Cm::take_request), [`destroy`](Cm::destroy), and [`release_owner`](Cm::release_owner) when a process is gone.
+///   [`take_request`](Cm::take_request), [`adopt`](Cm::adopt), [`destroy`](Cm::destroy), and [`release_owner`](Cm::release_owner) when a process is gone.
 /// - *Inputs*: [`handle_packet`](Cm::handle_packet) for each management datagram to queue pair 1, [`handle_timeout`](Cm::handle_timeout)
 ///   when [`next_timeout`](Cm::next_timeout) is due.
 /// - *Outputs*: after each command or input, [`poll_transmit`](Cm::poll_transmit) and [`poll_event`](Cm::poll_event) until both

@@ -406,7 +406,7 @@ impl Cm {
     }
 }
 
-fn check_param(param: &ConnectionParam) -> Result<(), CmError> {
+pub(crate) fn check_param(param: &ConnectionParam) -> Result<(), CmError> {
     in_range("qp_num", param.qpn.into(), 24)?;
     if param.qpn <= 1 {
         return Err(CmError::Value { name: "qp_num", value: param.qpn.into() });

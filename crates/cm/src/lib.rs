@@ -10,6 +10,7 @@
 //! | `cm` | [`Cm`]: ids and their owners, addresses, listeners, timers, what goes out |
 //! | `connect` | commands that set up and take down connections |
 //! | `receive` | what a management datagram does |
+//! | `adopt` | connections that outlive their manager |
 //! | `datagram` | service id resolution: SIDR_REQ and SIDR_REP |
 //! | `conn`, `retry` | one connection; when it sends again and when it gives up |
 //! | `state` | states, and the table of state and message |
@@ -31,6 +32,7 @@
 //! - **A backlog that is full** drops requests, as TCP does; the peer asks again. Kernels reject.
 //! - **LAP** is refused: there is one path.
 
+mod adopt;
 mod cm;
 mod config;
 mod conn;
@@ -45,6 +47,7 @@ mod retry;
 mod state;
 mod stats;
 
+pub use adopt::Established;
 pub use cm::{Cm, IdInfo};
 pub use config::{Config, Limits, Timing};
 pub use error::{CmError, DropReason, errno};

@@ -469,3 +469,48 @@ fn who_owes_an_answer_goes_last() {
     assert_eq!(net.names(1), ["DISCONNECTED"]);
     net.end();
 }
+
+/// A service is started anew and its programs bring their connections: these go on and end as if nothing had been, at either end.
+#[test]
+fn connections_outlive_their_manager() {
+    for restarted in [0, 1] {
+        for ends in [0, 1] {
+            let mut net = Net::new(2);
+            let (client, server) = net.established();
+            let old = [client, server][restarted];
+            let kept = net.hosts[restarted].established(old).unwrap();
+            let parameters = net.hosts[restarted].qp_parameters(old).unwrap();
+            net.hosts[restarted] = ferroce_cm::Cm::new(Config::new([99; 32]));
+            let new = net.at(restarted, |cm, _| cm.adopt(OWNER, &kept)).unwrap();
+            assert_eq!(net.hosts[restarted].qp_parameters(new), Ok(parameters));
+            assert_eq!(net.hosts[restarted].established(new), Ok(kept));
+            // What is in use is not adopted again, by nobody.
+            assert!(net.at(restarted, |cm, _| cm.adopt(Owner(2), &kept)).is_err());
+            let twin = ferroce_cm::Established { comm_id: kept.comm_id ^ 1, ..kept };
+            assert!(net.at(restarted, |cm, _| cm.adopt(OWNER, &twin)).is_err());
+
+            let mut ids = [client, server];
+            ids[restarted] = new;
+            net.at(ends, |cm, now| cm.disconnect(now, ids[ends])).unwrap();
+            net.run(10 * MS);
+            let other = 1 - ends;
+            assert_eq!(net.event(other).id, ids[other]);
+            net.at(other, |cm, now| cm.disconnect(now, ids[other])).unwrap();
+            net.settle();
+            assert_eq!(net.names(ends), ["DISCONNECTED", "TIMEWAIT_EXIT"]);
+            assert_eq!(net.names(other), ["TIMEWAIT_EXIT"]);
+            net.end();
+        }
+    }
+}
+
+/// Only what is established can be kept.
+#[test]
+fn what_is_not_established_is_not_kept() {
+    let mut net = Net::new(2);
+    let (client, server) = net.replied();
+    for (host, id) in [(0, client), (1, server)] {
+        assert!(matches!(net.hosts[host].established(id), Err(CmError::State { command: "established", .. })));
+    }
+    net.end();
+}
