@@ -667,7 +667,7 @@ static void set_up(void)
 	target = pages(SPACE);
 	model = pages(SPACE);
 	local_mr = mr_make(node.pd, local, SPACE, IBV_ACCESS_LOCAL_WRITE);
-	target_mr = mr_make(node.pd, target, SPACE, ALL_REMOTE);
+	target_mr = mr_make(node.pd, target, SPACE, ALL_REMOTE | IBV_ACCESS_MW_BIND);
 	peer = connect_with(&node, qp, target_mr, &usual);
 	mtu = 128u << (node.port.active_mtu < peer.mtu ? node.port.active_mtu : peer.mtu);
 	if (opt.type == IBV_QPT_UD) {

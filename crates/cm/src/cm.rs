@@ -26,7 +26,7 @@ const TIMERS_PER_CALL: usize = 1_024;
 /// - *Commands* of programs: [`create_id`](Cm::create_id), [`bind`](Cm::bind), [`listen`](Cm::listen), [`connect`](Cm::connect),
 ///   [`resolve`](Cm::resolve), [`accept`](Cm::accept), [`accept_datagram`](Cm::accept_datagram), [`reject`](Cm::reject),
 ///   [`mra`](Cm::mra), [`establish`](Cm::establish), [`notify`](Cm::notify), [`disconnect`](Cm::disconnect),
-///   [`take_request`](Cm::take_request), [`destroy`](Cm::destroy), and [`release_owner`](Cm::release_owner) when a process is gone.
+///   [`take_request`](Cm::take_request), [`adopt`](Cm::adopt), [`destroy`](Cm::destroy), and [`release_owner`](Cm::release_owner) when a process is gone.
 /// - *Inputs*: [`handle_packet`](Cm::handle_packet) for each management datagram to queue pair 1, [`handle_timeout`](Cm::handle_timeout)
 ///   when [`next_timeout`](Cm::next_timeout) is due.
 /// - *Outputs*: after each command or input, [`poll_transmit`](Cm::poll_transmit) and [`poll_event`](Cm::poll_event) until both
@@ -53,8 +53,10 @@ pub struct Cm {
     /// By the peer's request id and address: finds duplicates of a SIDR_REQ.
     pub(crate) by_request: BTreeMap<(u32, Peer), CmId>,
     timers: BTreeSet<(Nanos, CmId)>,
-    /// Ids without an owner.
-    lingering: BTreeSet<CmId>,
+    /// Ids without an owner that wait for a DREP: their peers would stay connected alone.
+    owing: BTreeSet<CmId>,
+    /// Ids without an owner that only wait for their time to be over.
+    waiting: BTreeSet<CmId>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     pub(crate) stats: Stats,
@@ -153,7 +155,8 @@ impl Cm {
             by_qpn: BTreeMap::new(),
             by_request: BTreeMap::new(),
             timers: BTreeSet::new(),
-            lingering: BTreeSet::new(),
+            owing: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             stats: Stats::default(),
@@ -256,13 +259,23 @@ impl Cm {
         if usage.ids.is_empty() {
             self.owners.remove(&owner);
         }
-        self.lingering.insert(id);
     }
 
-    /// Ids that linger are not kept beyond the limit.
+    /// An id without an owner is done, or has something left to do.
+    pub(crate) fn linger(&mut self, id: CmId) {
+        let Some(entry) = self.ids.get(&id).filter(|entry| entry.owner.is_none()) else { return };
+        if entry.state() == State::DreqSent {
+            self.owing.insert(id);
+        } else {
+            self.owing.remove(&id);
+            self.waiting.insert(id);
+        }
+    }
+
+    /// Ids that linger are not kept beyond the limit. Those that owe their peer nothing go first.
     pub(crate) fn evict(&mut self) {
-        while self.lingering.len() > self.config.limits.lingering {
-            let oldest = *self.lingering.first().expect("it is not empty");
+        while self.owing.len() + self.waiting.len() > self.config.limits.lingering {
+            let oldest = *self.waiting.first().or(self.owing.first()).expect("it is not empty");
             self.finish(oldest);
             self.stats.lingering_evicted += 1;
         }
@@ -276,7 +289,8 @@ impl Cm {
             entry.role = Role::Done;
         } else {
             self.ids.remove(&id);
-            self.lingering.remove(&id);
+            self.owing.remove(&id);
+            self.waiting.remove(&id);
         }
     }
 
@@ -429,6 +443,11 @@ impl Cm {
         self.evict();
     }
 
+    /// Whose an id is.
+    pub fn owner(&self, id: CmId) -> Result<Owner, CmError> {
+        self.owned(id).map(|entry| entry.owner.expect("it has an owner"))
+    }
+
     /// The state of an id.
     pub fn state(&self, id: CmId) -> Result<State, CmError> {
         self.owned(id).map(Id::state)
@@ -478,11 +497,13 @@ impl Cm {
     pub fn check(&self) {
         let limits = &self.config.limits;
         assert!(self.ids.len() <= limits.ids, "{} ids", self.ids.len());
-        assert!(self.lingering.len() <= limits.lingering);
+        assert!(self.owing.len() + self.waiting.len() <= limits.lingering);
+        assert!(self.owing.is_disjoint(&self.waiting));
         let mut timers = 0;
         let mut waiting = BTreeMap::<CmId, usize>::new();
         for (id, entry) in &self.ids {
-            assert_eq!(entry.owner.is_none(), self.lingering.contains(id), "{id:?} lingers or has an owner");
+            let lingers = if entry.state() == State::DreqSent { &self.owing } else { &self.waiting };
+            assert_eq!(entry.owner.is_none(), lingers.contains(id), "{id:?} lingers or has an owner");
             if let Some(owner) = entry.owner {
                 assert!(self.owners[&owner].ids.contains(id), "{id:?} is counted");
             } else {

@@ -34,19 +34,20 @@ pub struct Limits {
     pub backlog: usize,
     /// Requests that one peer address may have waiting at a listener.
     pub pending_per_peer: usize,
-    /// Ids without an owner that wait for their time to be over; above it the oldest go early.
+    /// Ids without an owner that wait for a DREP or for their time to be over; above it the oldest go early, those that wait for a
+    /// DREP last.
     pub lingering: usize,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            ids: 131_072,
-            ids_per_owner: 32_768,
+            ids: 65_536,
+            ids_per_owner: 16_384,
             listeners_per_owner: 4_096,
             backlog: 1_024,
             pending_per_peer: 512,
-            lingering: 32_768,
+            lingering: 16_384,
         }
     }
 }

@@ -65,6 +65,8 @@ pub(crate) struct Conn {
     pub timer: Option<Nanos>,
     /// The end of timewait is an event.
     pub announce_exit: bool,
+    /// Timewait does not last longer, whatever comes.
+    pub timewait_ends: Nanos,
 }
 
 impl Conn {
@@ -89,6 +91,7 @@ impl Conn {
             retry: None,
             timer: None,
             announce_exit: false,
+            timewait_ends: 0,
         }
     }
 

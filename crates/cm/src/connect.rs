@@ -161,6 +161,7 @@ impl Cm {
         let conn = self.conn_mut(id);
         conn.reject = Some(Box::new(mad));
         conn.state = State::Timewait;
+        conn.timewait_ends = until;
         self.set_timer(id, Some(until));
     }
 
@@ -270,6 +271,7 @@ impl Cm {
             State::SidrReqRcvd => self.refuse_datagram(now, id, [0; _]),
             State::DreqSent | State::Timewait | State::SidrRepSent => {}
         }
+        self.linger(id);
         self.evict();
         Ok(())
     }
@@ -309,8 +311,22 @@ impl Cm {
         let timing = self.config.timing;
         let conn = self.conn_mut(id);
         conn.state = State::Timewait;
-        let until = now + conn.timewait(&timing);
-        self.set_timer(id, Some(until));
+        let span = conn.timewait(&timing);
+        // As long as a peer may ask to have its DREQ confirmed.
+        conn.timewait_ends = now + span.max(16 * conn.release_timeout(&timing));
+        self.set_timer(id, Some(now + span));
+        self.linger(id);
+    }
+
+    /// The peer did not hear that its DREQ was confirmed: its timewait begins later than ours did, so ours begins anew. Otherwise
+    /// our queue pair could be used again while the peer still takes it for the old one.
+    pub(crate) fn prolong_timewait(&mut self, now: Nanos, id: CmId) {
+        let timing = self.config.timing;
+        let conn = self.conn(id);
+        let until = (now + conn.timewait(&timing)).min(conn.timewait_ends);
+        if conn.timer.is_some_and(|at| at < until) {
+            self.set_timer(id, Some(until));
+        }
     }
 
     /// Tells a peer that it took too long. It may not know our REQ's connection by its own number yet, so the REJ has our GUID.
@@ -390,7 +406,7 @@ impl Cm {
     }
 }
 
-fn check_param(param: &ConnectionParam) -> Result<(), CmError> {
+pub(crate) fn check_param(param: &ConnectionParam) -> Result<(), CmError> {
     in_range("qp_num", param.qpn.into(), 24)?;
     if param.qpn <= 1 {
         return Err(CmError::Value { name: "qp_num", value: param.qpn.into() });

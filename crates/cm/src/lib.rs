@@ -10,6 +10,7 @@
 //! | `cm` | [`Cm`]: ids and their owners, addresses, listeners, timers, what goes out |
 //! | `connect` | commands that set up and take down connections |
 //! | `receive` | what a management datagram does |
+//! | `adopt` | connections that outlive their manager |
 //! | `datagram` | service id resolution: SIDR_REQ and SIDR_REP |
 //! | `conn`, `retry` | one connection; when it sends again and when it gives up |
 //! | `state` | states, and the table of state and message |
@@ -21,15 +22,17 @@
 //!   specification only say when to give up. Kernels wait the whole timeout (4.3 s) from the first time on.
 //! - **A duplicate** is answered with what answered the first: an MRA while the program has not decided, else the same REP, RTU, DREP
 //!   or REJ. A rejection is remembered for two response timeouts, so that a lost REJ does not show the program a second request.
-//! - **A REP for an unknown id** is rejected (invalid communication id), so that its sender does not wait; kernels drop it.
+//! - **A REP or RTU for an unknown id** is rejected (invalid communication id), so that its sender neither waits nor stays connected
+//!   alone; kernels drop it.
 //! - **Given back after accept** (REP sent, no RTU yet): the peer gets a REJ, and a DREQ until it answers, since a REJ that is lost
-//!   would leave it connected alone. Kernels send the REJ only.
+//!   would leave it connected alone. Kernels send the REJ only. A DREQ that overtakes its REP therefore counts as a rejection.
 //! - **No RTU**: the peer gets a REJ (timeout).
 //! - **Peers are told apart by their address too**, not only by the CA GUID and numbers that they claim: nobody can end, reject or
 //!   mark as stale what belongs to another address. GIDs and IP header of a REQ must be those of its packet.
 //! - **A backlog that is full** drops requests, as TCP does; the peer asks again. Kernels reject.
 //! - **LAP** is refused: there is one path.
 
+mod adopt;
 mod cm;
 mod config;
 mod conn;
@@ -44,6 +47,7 @@ mod retry;
 mod state;
 mod stats;
 
+pub use adopt::Established;
 pub use cm::{Cm, IdInfo};
 pub use config::{Config, Limits, Timing};
 pub use error::{CmError, DropReason, errno};

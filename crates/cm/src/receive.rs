@@ -11,7 +11,7 @@ use crate::conn::{Conn, Peer, Remote, drep, rej};
 use crate::event::{ConnectRequest, EventKind};
 use crate::param::{Arrival, ConnectionParam, Path, QpType, socket_addr};
 use crate::state::{Action, Kind, action};
-use crate::{CmId, DropReason, Nanos, Service, State};
+use crate::{CmId, DropReason, Nanos, REJECT_PRIVATE_DATA, Service, State};
 
 impl Cm {
     /// Takes the payload of a packet to queue pair 1, whose headers passed [`check_gsi`](ferroce_wire::mad::check_gsi). An error
@@ -82,6 +82,10 @@ impl Cm {
     fn answer_unknown(&mut self, arrival: &Arrival, mad: &Mad) -> Result<(), DropReason> {
         let answer = match &mad.message {
             Message::Rep(m) => rej(m.remote_comm_id, m.local_comm_id, Subject::REP, RejReason::INVALID_COMM_ID).into(),
+            // Its sender is connected alone.
+            Message::Rtu(m) => {
+                rej(m.remote_comm_id, m.local_comm_id, Subject::OTHER, RejReason::INVALID_COMM_ID).into()
+            }
             Message::Dreq(m) => drep(m.remote_comm_id, m.local_comm_id).into(),
             Message::Lap(m) => apr(m.remote_comm_id, m.local_comm_id, ApStatus::INVALID_COMM_ID).into(),
             message => return Err(DropReason::UnknownId { message: message.name() }),
@@ -140,6 +144,9 @@ impl Cm {
                     drep.remote_comm_id = dreq.local_comm_id;
                 }
                 self.send_of(id, answer);
+                if state == State::Timewait {
+                    self.prolong_timewait(now, id);
+                }
                 duplicate
             }
             (Action::RefusePath, Message::Lap(lap)) => {
@@ -179,6 +186,18 @@ impl Cm {
                 conn.dreq_tid = mad.tid;
                 conn.announce_exit = true;
                 self.raise(id, EventKind::Disconnected { timed_out: false });
+                Ok(())
+            }
+            (Action::Withdrawn, Message::Dreq(dreq)) => {
+                check_dreq(conn, dreq)?;
+                let mut answer = conn.drep(mad.tid);
+                if let Message::Drep(drep) = &mut answer.message {
+                    drep.remote_comm_id = dreq.local_comm_id;
+                }
+                self.send_of(id, answer);
+                let reason = RejReason::CONSUMER_DEFINED;
+                self.raise(id, EventKind::Rejected { reason, private_data: Box::new([0; REJECT_PRIVATE_DATA]) });
+                self.finish(id);
                 Ok(())
             }
             (Action::ReleasesCrossed, Message::Dreq(dreq)) => {

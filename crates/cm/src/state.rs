@@ -143,6 +143,8 @@ pub(crate) enum Action {
     Replied,
     /// The peer is ready.
     Ready,
+    /// The peer accepted and gave up, before we heard that it accepted.
+    Withdrawn,
     /// The peer disconnects.
     Released,
     /// Both disconnect.
@@ -158,7 +160,7 @@ struct Line(&'static [State], &'static [(Kind, Action)]);
 
 use Action::{
     AnswerAgain, AskTime, ConfirmRelease, Ready, RefusePath, RejectAgain, Rejected, ReleaseConfirmed, Released,
-    ReleasesCrossed, Repeated, Replied, Resolved, Stray, Wait,
+    ReleasesCrossed, Repeated, Replied, Resolved, Stray, Wait, Withdrawn,
 };
 use State::{
     Done, DreqRcvd, DreqSent, Established, MraRepRcvd, MraReqRcvd, RepRcvd, RepSent, ReqRcvd, ReqSent, SidrRepSent,
@@ -173,8 +175,8 @@ const TABLE: &[Line] = &[
             (Kind::Mra, Wait(MraReqRcvd)),
             (Kind::Rej, Rejected(Done)),
             (Kind::Rep, Replied),
-            // The REP was lost; the peer gave up meanwhile.
-            (Kind::Dreq, ConfirmRelease),
+            // The REP was lost or is late, and so is the REJ: the peer gave up.
+            (Kind::Dreq, Withdrawn),
         ],
     ),
     Line(&[ReqRcvd], &[(Kind::Req, AskTime), (Kind::Rej, Rejected(Done)), (Kind::Dreq, ConfirmRelease)]),
@@ -304,7 +306,7 @@ mod tests {
     fn requests_are_answered_in_all_states_of_a_connection() {
         for state in [ReqSent, MraReqRcvd, ReqRcvd, RepSent, MraRepRcvd, RepRcvd, Established, DreqSent, Timewait] {
             assert!(
-                matches!(action(state, Kind::Dreq), ConfirmRelease | Released | ReleasesCrossed),
+                matches!(action(state, Kind::Dreq), ConfirmRelease | Withdrawn | Released | ReleasesCrossed),
                 "{state}: {:?}",
                 action(state, Kind::Dreq)
             );

@@ -380,3 +380,137 @@ fn a_host_with_itself() {
     assert_eq!((end.id, end.kind), (server.id, EventKind::Disconnected { timed_out: false }));
     net.end();
 }
+
+/// The peer accepts and gives up at once; its REP comes late, after its DREQ, and its REJ is lost. The requester must not take the
+/// late REP for a connection.
+#[test]
+fn a_disconnect_overtakes_the_reply() {
+    let mut net = Net::new(2);
+    let (client, server) = net.requested();
+    net.rule = Box::new(|packet| match packet.mad.message.name() {
+        "REP" | "REJ" => Fate::Lost,
+        _ => Fate::Arrives,
+    });
+    net.at(1, |cm, now| cm.accept(now, server, &accept_param(1, 0x22))).unwrap();
+    net.at(1, |cm, now| cm.destroy(now, server)).unwrap();
+    net.run(10 * MS);
+    let event = net.event(0);
+    assert!(matches!(event.kind, EventKind::Rejected { reason: RejReason::CONSUMER_DEFINED, .. }), "{event:?}");
+    assert_eq!(net.state(0, client), State::Done);
+    net.rule = Box::new(|_| Fate::Arrives);
+    let late = net.last("REP");
+    assert!(net.inject(0, addr(1), &late).is_err());
+    assert_eq!(net.names(0), [""; 0]);
+    net.end();
+}
+
+/// The passive end is gone without a trace (its host's service was killed): an RTU tells that, and the active end hears of it.
+#[test]
+fn ready_for_nobody() {
+    let mut net = Net::new(2);
+    let (client, _) = net.replied();
+    net.hosts[1] = ferroce_cm::Cm::new(Config::new([99; 32]));
+    net.at(0, |cm, _| cm.establish(client)).unwrap();
+    net.run(10 * MS);
+    let event = net.event(0);
+    assert!(matches!(event.kind, EventKind::Rejected { reason: RejReason::INVALID_COMM_ID, .. }), "{event:?}");
+    net.end();
+}
+
+/// The confirmation of a DREQ is lost again and again: the timewait of who confirmed does not end before the other's begins, so
+/// that its queue pair is not taken for the old one.
+#[test]
+fn timewait_lasts_until_the_peer_has_heard() {
+    let mut net = Net::new(2);
+    let (client, server) = net.established();
+    net.lose("DREP", 4);
+    net.at(0, |cm, now| cm.disconnect(now, client)).unwrap();
+    net.run(10 * MS);
+    net.at(1, |cm, now| cm.disconnect(now, server)).unwrap();
+    net.run(700 * MS);
+    assert_eq!(net.state(0, client), State::DreqSent);
+    assert_eq!(net.state(1, server), State::Timewait, "it would have lasted 537 ms");
+    net.settle();
+    assert_eq!(net.names(0), ["DISCONNECTED", "TIMEWAIT_EXIT"]);
+    assert_eq!(net.names(1), ["DISCONNECTED", "TIMEWAIT_EXIT"]);
+    net.end();
+}
+
+/// Above the limit for ids without an owner, those go first whose peers need nothing more.
+#[test]
+fn who_owes_an_answer_goes_last() {
+    let mut config = Config::new([0; 32]);
+    config.limits.lingering = 1;
+    let mut net = Net::with(2, config);
+    let (client, server) = net.established();
+    net.at(1, |cm, now| cm.disconnect(now, server)).unwrap();
+    net.run(10 * MS);
+    net.at(0, |cm, now| cm.destroy(now, client)).unwrap();
+    net.run(10 * MS);
+    assert_eq!(net.names(1), ["DISCONNECTED"]);
+    // One lingers at host 0 in timewait; now another must disconnect, and its DREQ is lost at first.
+    net.at(1, |cm, now| cm.release_owner(now, OWNER));
+    let (client, _) = {
+        net.listen(1, 0);
+        let client = net.connect(0, 1, 0x12);
+        net.run(10 * MS);
+        let request = net.event(1).id;
+        net.at(1, |cm, now| cm.accept(now, request, &accept_param(1, 0x23))).unwrap();
+        net.run(10 * MS);
+        net.at(0, |cm, _| cm.establish(client)).unwrap();
+        net.run(10 * MS);
+        (client, request)
+    };
+    assert_eq!(net.names(1), ["ESTABLISHED"]);
+    net.lose("DREQ", 2);
+    net.at(0, |cm, now| cm.destroy(now, client)).unwrap();
+    assert_eq!(net.hosts[0].stats().lingering_evicted, 1);
+    net.run(SECOND);
+    assert_eq!(net.names(1), ["DISCONNECTED"]);
+    net.end();
+}
+
+/// A service is started anew and its programs bring their connections: these go on and end as if nothing had been, at either end.
+#[test]
+fn connections_outlive_their_manager() {
+    for restarted in [0, 1] {
+        for ends in [0, 1] {
+            let mut net = Net::new(2);
+            let (client, server) = net.established();
+            let old = [client, server][restarted];
+            let kept = net.hosts[restarted].established(old).unwrap();
+            let parameters = net.hosts[restarted].qp_parameters(old).unwrap();
+            net.hosts[restarted] = ferroce_cm::Cm::new(Config::new([99; 32]));
+            let new = net.at(restarted, |cm, _| cm.adopt(OWNER, &kept)).unwrap();
+            assert_eq!(net.hosts[restarted].qp_parameters(new), Ok(parameters));
+            assert_eq!(net.hosts[restarted].established(new), Ok(kept));
+            // What is in use is not adopted again, by nobody.
+            assert!(net.at(restarted, |cm, _| cm.adopt(Owner(2), &kept)).is_err());
+            let twin = ferroce_cm::Established { comm_id: kept.comm_id ^ 1, ..kept };
+            assert!(net.at(restarted, |cm, _| cm.adopt(OWNER, &twin)).is_err());
+
+            let mut ids = [client, server];
+            ids[restarted] = new;
+            net.at(ends, |cm, now| cm.disconnect(now, ids[ends])).unwrap();
+            net.run(10 * MS);
+            let other = 1 - ends;
+            assert_eq!(net.event(other).id, ids[other]);
+            net.at(other, |cm, now| cm.disconnect(now, ids[other])).unwrap();
+            net.settle();
+            assert_eq!(net.names(ends), ["DISCONNECTED", "TIMEWAIT_EXIT"]);
+            assert_eq!(net.names(other), ["TIMEWAIT_EXIT"]);
+            net.end();
+        }
+    }
+}
+
+/// Only what is established can be kept.
+#[test]
+fn what_is_not_established_is_not_kept() {
+    let mut net = Net::new(2);
+    let (client, server) = net.replied();
+    for (host, id) in [(0, client), (1, server)] {
+        assert!(matches!(net.hosts[host].established(id), Err(CmError::State { command: "established", .. })));
+    }
+    net.end();
+}

@@ -181,7 +181,7 @@ fn unknown_ids() {
     net.at(1, |cm, now| cm.destroy(now, server)).unwrap();
     net.settle();
     let sent = net.sent.len();
-    for (name, answer) in [("REP", Some("REJ")), ("DREQ", Some("DREP")), ("RTU", None), ("DREP", None)] {
+    for (name, answer) in [("REP", Some("REJ")), ("DREQ", Some("DREP")), ("RTU", Some("REJ")), ("DREP", None)] {
         let mad = net.last(name);
         assert_eq!(net.inject(0, addr(1), &mad), Err(DropReason::UnknownId { message: name }));
         let answers: Vec<_> = net.sent[sent..].iter().map(|(_, packet)| packet.mad).collect();

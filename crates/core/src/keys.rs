@@ -1,5 +1,7 @@
 //! Memory keys: which memory a number on the wire, or in a scatter/gather element, stands for.
 
+mod windows;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -13,6 +15,9 @@ use rand::{Rng, SeedableRng};
 use crate::error::CoreError;
 use crate::limits;
 use crate::mem::{self, Buffer, RawRegion};
+
+use windows::Window;
+pub use windows::WindowKind;
 
 /// The low bits of a key are a random tag, the rest is the index of a slot.
 const TAG_BITS: u32 = 12;
@@ -36,6 +41,8 @@ pub struct MrKey {
 pub enum EntryKind {
     /// A memory region.
     Region = 1,
+    /// A memory window that is bound: for peers only.
+    Window = 2,
 }
 
 /// A live entry of the table, for introspection.
@@ -53,6 +60,36 @@ pub struct Entry {
     pub iova: u64,
     /// Rights.
     pub access: Access,
+    /// Of a window of type 2: the queue pair that it is bound to; else 0.
+    pub qpn: u32,
+}
+
+impl Entry {
+    #[inline]
+    fn span(&self, pd: u32, va: u64, len: u32, need: Access) -> Result<Span, MemoryError> {
+        if self.pd != pd {
+            return Err(MemoryError::WrongPd);
+        }
+        let offset = va.checked_sub(self.iova).ok_or(MemoryError::Bounds)?;
+        if offset > self.len || u64::from(len) > self.len - offset {
+            return Err(MemoryError::Bounds);
+        }
+        if !self.access.contains(need) {
+            return Err(MemoryError::Access);
+        }
+        Ok(Span { addr: self.addr + offset, len })
+    }
+}
+
+/// What [`KeyTable::reregister`] changes of a region; the rest stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reregister {
+    /// Another protection domain.
+    pub pd: Option<u32>,
+    /// Other memory, and what peers call its first byte.
+    pub translation: Option<(RawRegion, u64)>,
+    /// Other rights.
+    pub access: Option<Access>,
 }
 
 /// The keys of a process, shared by its threads and lanes.
@@ -76,7 +113,12 @@ struct Slot {
     addr: AtomicU64,
     len: AtomicU64,
     iova: AtomicU64,
+    /// 0: a region. [`WINDOW`] and the queue pair that it is bound to, if to one.
+    window: AtomicU32,
 }
+
+/// Marks a window in a slot.
+const WINDOW: u32 = 1 << 31;
 
 #[derive(Debug)]
 struct Writer {
@@ -87,6 +129,10 @@ struct Writer {
     random: StdRng,
     /// Registered buffers by key.
     buffers: HashMap<u32, Arc<Buffer>>,
+    /// Windows by index of their slot.
+    windows: HashMap<u32, Window>,
+    /// How many windows are bound to a region, by its key.
+    bound: HashMap<u32, u32>,
 }
 
 impl KeyTable {
@@ -100,6 +146,8 @@ impl KeyTable {
                 live: 0,
                 random: StdRng::seed_from_u64(seed),
                 buffers: HashMap::new(),
+                windows: HashMap::new(),
+                bound: HashMap::new(),
             }),
         }
     }
@@ -120,18 +168,37 @@ impl KeyTable {
         let before = slot.stamp.load(Ordering::Relaxed);
         let key = fresh_key(&mut writer.random, index, slot.last.load(Ordering::Relaxed));
         slot.last.store(key, Ordering::Relaxed);
-        // The stamp has no key, so no new look-up succeeds; one that began before the last key was withdrawn and sees a field of
-        // this entry must also see that withdrawal: hence the fence.
-        fence(Ordering::Release);
-        let generation = (before >> 32) + 1;
-        slot.pd.store(pd, Ordering::Relaxed);
-        slot.access.store(access.bits(), Ordering::Relaxed);
-        slot.addr.store(region.addr() as u64, Ordering::Relaxed);
-        slot.len.store(region.len() as u64, Ordering::Relaxed);
-        slot.iova.store(iova, Ordering::Relaxed);
-        slot.stamp.store(generation << 32 | u64::from(key), Ordering::Release);
+        let (addr, len) = (region.addr() as u64, region.len() as u64);
+        slot.fill((before >> 32) + 1, key, Fields { pd, access, addr, len, iova, window: 0 });
         writer.live += 1;
         Ok(MrKey { lkey: key, rkey: key })
+    }
+
+    /// Changes a region under the same key: `ibv_rereg_mr`. For a moment the key is not valid: who uses the region meanwhile is refused.
+    /// Who looked it up before may still use it as it was: the caller waits for the lanes, and lets go of a registered buffer
+    /// ([`KeyTable::release`]) if the memory is another.
+    ///
+    /// # Errors
+    /// As for [`KeyTable::register`], EINVAL if no region has this key, EBUSY if windows are bound to it; then all is as it was.
+    pub fn reregister(&self, lkey: u32, change: &Reregister) -> Result<(), CoreError> {
+        mem::check_handler();
+        // One change at a time; look-ups go on.
+        let writer = self.writer.lock();
+        let old = self.entry(lkey).filter(|entry| entry.kind == EntryKind::Region).ok_or_else(|| unknown(lkey))?;
+        writer.check_unbound(lkey)?;
+        let access = change.access.map_or(Ok(old.access), check_access)?;
+        let pd = change.pd.unwrap_or(old.pd);
+        let mut fields = Fields { pd, access, addr: old.addr, len: old.len, iova: old.iova, window: 0 };
+        if let Some((region, iova)) = change.translation {
+            let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+            check_range(region, iova, access)?;
+            fields = Fields { addr: region.addr() as u64, len: region.len() as u64, iova, ..fields };
+        }
+        let slot = self.slot(lkey >> TAG_BITS).expect("it has an entry");
+        let generation = (slot.stamp.load(Ordering::Relaxed) >> 32) + 1;
+        slot.stamp.store(generation << 32, Ordering::Relaxed);
+        slot.fill(generation + 1, lkey, fields);
+        Ok(())
     }
 
     /// Registers a buffer under its own address. The table keeps it alive until [`KeyTable::release`].
@@ -155,14 +222,15 @@ impl KeyTable {
     /// lanes before the program gets its memory back.
     ///
     /// # Errors
-    /// EINVAL: no region has this key.
+    /// EINVAL: no region has this key. EBUSY: memory windows are bound to it.
     pub fn begin_deregister(&self, lkey: u32) -> Result<(), CoreError> {
         let mut writer = self.writer.lock();
         let index = lkey >> TAG_BITS;
         let slot = self.slot(index).filter(|slot| slot.stamp.load(Ordering::Relaxed) as u32 == lkey && lkey != 0);
-        let Some(slot) = slot else {
-            return Err(CoreError::new(libc::EINVAL, format!("no memory region has the key {lkey:#010x}")));
+        let Some(slot) = slot.filter(|slot| slot.window.load(Ordering::Relaxed) == 0) else {
+            return Err(unknown(lkey));
         };
+        writer.check_unbound(lkey)?;
         let generation = (slot.stamp.load(Ordering::Relaxed) >> 32) + 1;
         slot.stamp.store(generation << 32, Ordering::Release);
         writer.free.push_back(index);
@@ -171,7 +239,7 @@ impl KeyTable {
     }
 
     /// Resolves `len` bytes at `va` (in the region's terms) for use with `need`: empty for local reads, `LOCAL_WRITE` for local
-    /// writes, one of the `REMOTE_*` for peers. A length of 0 is good with any key.
+    /// writes. A length of 0 is good with any key.
     ///
     /// # Errors
     /// In this order: no such key, another protection domain, outside the region, right not granted.
@@ -180,18 +248,29 @@ impl KeyTable {
         if len == 0 {
             return Ok(Span { addr: va, len: 0 });
         }
-        let entry = self.entry(key).ok_or(MemoryError::BadKey)?;
-        if entry.pd != pd {
-            return Err(MemoryError::WrongPd);
+        let entry = self.entry(key).filter(|entry| entry.kind == EntryKind::Region).ok_or(MemoryError::BadKey)?;
+        entry.span(pd, va, len, need)
+    }
+
+    /// The same for a peer that reaches queue pair `qpn`, with one of the `REMOTE_*` as `need`: windows count too.
+    ///
+    /// # Errors
+    /// As for [`KeyTable::resolve`]; a window that is bound to another queue pair is no such key.
+    #[inline]
+    pub fn resolve_remote(
+        &self,
+        pd: u32,
+        qpn: u32,
+        key: u32,
+        va: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemoryError> {
+        if len == 0 {
+            return Ok(Span { addr: va, len: 0 });
         }
-        let offset = va.checked_sub(entry.iova).ok_or(MemoryError::Bounds)?;
-        if offset > entry.len || u64::from(len) > entry.len - offset {
-            return Err(MemoryError::Bounds);
-        }
-        if !entry.access.contains(need) {
-            return Err(MemoryError::Access);
-        }
-        Ok(Span { addr: entry.addr + offset, len })
+        let entry = self.entry(key).filter(|entry| entry.qpn == 0 || entry.qpn == qpn).ok_or(MemoryError::BadKey)?;
+        entry.span(pd, va, len, need)
     }
 
     /// What a key stands for now.
@@ -202,13 +281,15 @@ impl KeyTable {
         if stamp as u32 != key || key == 0 {
             return None;
         }
+        let window = slot.window.load(Ordering::Relaxed);
         let entry = Entry {
-            kind: EntryKind::Region,
+            kind: if window == 0 { EntryKind::Region } else { EntryKind::Window },
             pd: slot.pd.load(Ordering::Relaxed),
             addr: slot.addr.load(Ordering::Relaxed),
             len: slot.len.load(Ordering::Relaxed),
             iova: slot.iova.load(Ordering::Relaxed),
             access: Access::from_bits_retain(slot.access.load(Ordering::Relaxed)),
+            qpn: window & !WINDOW,
         };
         fence(Ordering::Acquire);
         // Changed meanwhile: the key was withdrawn, which is what it would have found a moment later.
@@ -246,6 +327,48 @@ impl KeyTable {
         }
         Ok(writer.free.pop_front().expect("a chunk has slots"))
     }
+}
+
+/// What a slot says.
+struct Fields {
+    pd: u32,
+    access: Access,
+    addr: u64,
+    len: u64,
+    iova: u64,
+    window: u32,
+}
+
+impl Writer {
+    fn check_unbound(&self, lkey: u32) -> Result<(), CoreError> {
+        match self.bound.get(&lkey) {
+            Some(windows) => Err(CoreError::new(
+                libc::EBUSY,
+                format!("{windows} memory windows are bound to the region; invalidate or deallocate them first"),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Slot {
+    /// Fills it in and makes it valid for `key`. Its stamp must have no key.
+    fn fill(&self, generation: u64, key: u32, fields: Fields) {
+        // No new look-up succeeds; one that began before the last key was withdrawn and sees a field of this entry must also see that
+        // withdrawal: hence the fence.
+        fence(Ordering::Release);
+        self.pd.store(fields.pd, Ordering::Relaxed);
+        self.access.store(fields.access.bits(), Ordering::Relaxed);
+        self.addr.store(fields.addr, Ordering::Relaxed);
+        self.len.store(fields.len, Ordering::Relaxed);
+        self.iova.store(fields.iova, Ordering::Relaxed);
+        self.window.store(fields.window, Ordering::Relaxed);
+        self.stamp.store(generation << 32 | u64::from(key), Ordering::Release);
+    }
+}
+
+fn unknown(lkey: u32) -> CoreError {
+    CoreError::new(libc::EINVAL, format!("no memory region has the key {lkey:#010x}"))
 }
 
 /// A key for a slot: not 0, and not the slot's last one.

@@ -80,6 +80,10 @@ bitflags::bitflags! {
         const RC_RNR_NAK_GEN = 1 << 12;
         /// An SRQ can be resized.
         const SRQ_RESIZE = 1 << 13;
+        /// There are memory windows.
+        const MEM_WINDOW = 1 << 17;
+        /// Windows of type 2 are bound to a queue pair and checked against its protection domain too.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
     }
 }
 
@@ -141,7 +145,9 @@ pub const DEVICE_ATTR: DeviceAttr = DeviceAttr {
     device_cap: DeviceCap::CURR_QP_STATE_MOD
         .union(DeviceCap::SYS_IMAGE_GUID)
         .union(DeviceCap::RC_RNR_NAK_GEN)
-        .union(DeviceCap::SRQ_RESIZE),
+        .union(DeviceCap::SRQ_RESIZE)
+        .union(DeviceCap::MEM_WINDOW)
+        .union(DeviceCap::MEM_WINDOW_TYPE_2B),
     max_sge: MAX_SGE,
     max_sge_rd: MAX_SGE_RD,
     max_inline_data: MAX_INLINE_DATA,
@@ -157,7 +163,8 @@ pub const DEVICE_ATTR: DeviceAttr = DeviceAttr {
     atomic_cap: AtomicCap::Glob,
     max_ee: 0,
     max_rdd: 0,
-    max_mw: 0,
+    // They share the table of keys with regions.
+    max_mw: MAX_MR,
     max_raw_ipv6_qp: 0,
     max_raw_ethy_qp: 0,
     max_mcast_grp: 0,

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ferroce_core::{CoreError, KeyTable};
+use ferroce_core::{CoreError, KeyTable, Reregister};
 use parking_lot::RwLock;
 
 use crate::attendance::Attendance;
@@ -70,6 +70,29 @@ impl Card {
         self.keys.begin_deregister(lkey)?;
         self.quiesce();
         self.keys.release(lkey);
+        Ok(())
+    }
+
+    /// Changes a region. When it returns, no lane uses it as it was any more.
+    ///
+    /// # Errors
+    /// As for [`KeyTable::reregister`].
+    pub fn reregister(&self, lkey: u32, change: &Reregister) -> Result<(), CoreError> {
+        self.keys.reregister(lkey, change)?;
+        self.quiesce();
+        if change.translation.is_some() {
+            self.keys.release(lkey);
+        }
+        Ok(())
+    }
+
+    /// Ends a memory window. When it returns, no lane uses it any more.
+    ///
+    /// # Errors
+    /// EINVAL: no such window.
+    pub fn dealloc_window(&self, rkey: u32) -> Result<(), CoreError> {
+        self.keys.dealloc_window(rkey)?;
+        self.quiesce();
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferroce_core::{AsyncEvent, Cq, KeyTable, mem};
 use ferroce_transport::{
-    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, PathAddr, QpEvent, RecvWr, Sge, Span,
+    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent, RecvWr, Sge, Span,
     WcStatus, Window, WindowSignal,
 };
 use smallvec::SmallVec;
@@ -72,7 +72,7 @@ impl Memory for QpHost<'_> {
         if len == 0 {
             return Ok(Span { addr: va, len: 0 });
         }
-        self.keys.resolve(pd, rkey, va, len, access)
+        self.keys.resolve_remote(pd, self.qp.qpn, rkey, va, len, access)
     }
 
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
@@ -91,9 +91,12 @@ impl Memory for QpHost<'_> {
         result.map_err(|mem::Fault| MemoryError::Fault)
     }
 
-    fn invalidate(&mut self, _pd: u32, _rkey: u32, _qpn: u32) -> Result<(), MemoryError> {
-        // Only memory windows can be invalidated, and this table holds none.
-        Err(MemoryError::Access)
+    fn invalidate(&mut self, pd: u32, rkey: u32, qpn: u32) -> Result<(), MemoryError> {
+        self.keys.invalidate_window(pd, qpn, rkey)
+    }
+
+    fn bind(&mut self, pd: u32, bind: &MwBind, qpn: u32) -> Result<(), MemoryError> {
+        self.keys.bind_window(pd, qpn, bind)
     }
 }
 

@@ -12,6 +12,7 @@ mod error;
 mod fork;
 mod library;
 mod link;
+mod mw;
 mod pair;
 mod pd;
 mod qp;
@@ -24,14 +25,15 @@ pub use context::{Context, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, devices};
 pub use error::{Error, Result};
-pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, limits, sync};
+pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, limits, sync};
 pub use ferroce_engine::{Attendance, QueueCaps};
 pub use ferroce_transport::{
-    Access, Completion, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
-    SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
+    Access, Completion, MwBind, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags,
+    SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
 };
 pub use ferroce_wire::Psn;
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, prepare};
+pub use mw::Mw;
 pub use pair::{ConnectOptions, Endpoint};
 pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
 pub use qp::{Qp, QpCreate, QpModify};

@@ -4,11 +4,13 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion};
+use ferroce_core::sync::Mutex;
+use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion, Reregister, WindowKind};
 use ferroce_transport::{Access, PathAddr};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::mw::Mw;
 use crate::qp::{Qp, QpCreate};
 use crate::route;
 use crate::srq::{Srq, SrqCreate};
@@ -18,7 +20,7 @@ use crate::srq::{Srq, SrqCreate};
 pub struct Pd {
     context: Arc<Context>,
     handle: u32,
-    /// Regions, queue pairs, SRQs and address handles alive.
+    /// Regions, windows, queue pairs, SRQs and address handles alive.
     pub(crate) users: AtomicU32,
 }
 
@@ -57,7 +59,17 @@ impl Pd {
         self.context.check()?;
         let key = make(self.context.card().keys())?;
         self.users.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Mr { pd: Arc::clone(self), lkey: key.lkey, rkey: key.rkey, gone: AtomicBool::new(false) }))
+        let (context, pd) = (Arc::clone(&self.context), Mutex::new(Arc::clone(self)));
+        Ok(Arc::new(Mr { context, pd, lkey: key.lkey, rkey: key.rkey, gone: AtomicBool::new(false) }))
+    }
+
+    /// Makes a memory window, unbound.
+    ///
+    /// # Errors
+    /// ENOMEM: no key is left.
+    pub fn alloc_mw(self: &Arc<Self>, kind: WindowKind) -> Result<Arc<Mw>> {
+        self.context.check()?;
+        Mw::new(self, kind)
     }
 
     /// Makes a queue pair in RESET.
@@ -113,7 +125,9 @@ impl Pd {
 /// A memory region.
 #[derive(Debug)]
 pub struct Mr {
-    pd: Arc<Pd>,
+    context: Arc<Context>,
+    /// The domain that it is in now. Held while the region is changed or ended.
+    pd: Mutex<Arc<Pd>>,
     lkey: u32,
     rkey: u32,
     gone: AtomicBool,
@@ -130,20 +144,56 @@ impl Mr {
         self.rkey
     }
 
+    /// Changes the domain, the memory with the address that peers call its first byte, or the rights; the keys stay. When it returns,
+    /// the card uses the region as it was no more. Work requests that name it meanwhile may fail.
+    ///
+    /// # Errors
+    /// EINVAL: the region is gone, the domain belongs to another context, or as for [`Pd::reg_mr`]. EFAULT: not mapped. EBUSY: memory
+    /// windows are bound to it. The region is then as it was.
+    pub fn rereg(
+        &self,
+        pd: Option<&Arc<Pd>>,
+        translation: Option<(RawRegion, u64)>,
+        access: Option<Access>,
+    ) -> Result<()> {
+        self.context.check()?;
+        let mut domain = self.pd.lock();
+        if self.gone.load(Ordering::Acquire) {
+            return Err(Mr::gone());
+        }
+        if pd.is_some_and(|pd| !Arc::ptr_eq(&pd.context, &self.context)) {
+            return Err(Error::new(libc::EINVAL, "pd belongs to another device context than the memory region"));
+        }
+        let change = Reregister { pd: pd.map(|pd| pd.handle), translation, access };
+        self.context.card().reregister(self.lkey, &change)?;
+        if let Some(pd) = pd {
+            pd.users.fetch_add(1, Ordering::Relaxed);
+            domain.users.fetch_sub(1, Ordering::Relaxed);
+            *domain = Arc::clone(pd);
+        }
+        Ok(())
+    }
+
     /// Ends the registration. When it returns, the card touches the memory no more.
     ///
     /// # Errors
-    /// EINVAL when it is done already.
+    /// EINVAL when it is done already. EBUSY: memory windows are bound to it.
     pub fn dereg(&self) -> Result<()> {
-        if self.pd.context.is_stale() {
+        if self.context.is_stale() {
             return Ok(());
         }
-        if self.gone.swap(true, Ordering::AcqRel) {
-            return Err(Error::new(libc::EINVAL, "the memory region is deregistered already"));
+        let domain = self.pd.lock();
+        if self.gone.load(Ordering::Acquire) {
+            return Err(Mr::gone());
         }
-        self.pd.context.card().deregister(self.lkey)?;
-        self.pd.users.fetch_sub(1, Ordering::Relaxed);
+        self.context.card().deregister(self.lkey)?;
+        self.gone.store(true, Ordering::Release);
+        domain.users.fetch_sub(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn gone() -> Error {
+        Error::new(libc::EINVAL, "the memory region is deregistered already")
     }
 }
 

@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, mr, post, qp, query, slots, srq};
+use crate::{cq, cq_ex, dm, domain, mr, mw, post, qp, query, slots, srq};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -220,9 +220,9 @@ fn ops() -> ibv_context_ops {
         _compat_reg_mr: None,
         _compat_rereg_mr: None,
         _compat_dereg_mr: None,
-        alloc_mw: Some(slots::alloc_mw),
-        bind_mw: Some(slots::bind_mw),
-        dealloc_mw: Some(slots::dealloc_mw),
+        alloc_mw: Some(mw::alloc_mw),
+        bind_mw: Some(mw::bind_mw),
+        dealloc_mw: Some(mw::dealloc_mw),
         _compat_create_cq: None,
         poll_cq: Some(cq::poll_cq),
         req_notify_cq: Some(cq::req_notify_cq),

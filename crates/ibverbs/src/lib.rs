@@ -36,6 +36,7 @@ mod handle;
 pub mod kern;
 mod logging;
 pub mod mr;
+pub mod mw;
 pub mod pd;
 mod post;
 pub mod private;

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
+use ferroce::sync::Mutex;
 use ferroce::{Access, RawRegion};
 
 use crate::abi::{consts, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
@@ -20,13 +21,27 @@ pub(crate) static REGIONS: Registry<Region> = Registry::new();
 /// A memory region, however many C objects stand for it: the one it was made with, and imported ones.
 pub(crate) struct Region {
     mr: Arc<ferroce::Mr>,
+    /// As it was last registered.
+    range: Mutex<Range>,
+    /// What must not go away while the region is registered. Fields are dropped in this order: the registration first.
+    keeps: Option<Arc<Piece>>,
+}
+
+/// Where a region lies.
+#[derive(Clone, Copy)]
+struct Range {
     /// Handle of its protection domain.
     pd: u32,
     start: usize,
     length: usize,
     iova: u64,
-    /// What must not go away while the region is registered. Fields are dropped in this order: the registration first.
-    _keeps: Option<Arc<Piece>>,
+    access: Access,
+}
+
+impl Region {
+    fn range(&self) -> Range {
+        *self.range.lock()
+    }
 }
 
 /// `struct ibv_mr` and what is behind it.
@@ -38,6 +53,18 @@ pub struct MrObject {
 }
 
 handle!(MrObject, ibv_mr, "mr");
+
+impl MrObject {
+    /// Handle of the protection domain that it is in now.
+    pub(crate) fn domain(&self) -> u32 {
+        self.region.range().pd
+    }
+
+    /// Its key.
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.mr.lkey()
+    }
+}
 
 /// Checks access flags. Unknown bits of the optional range are hints and dropped; unknown bits outside it are refused.
 pub(crate) fn access(flags: c_uint) -> Verb<Access> {
@@ -105,7 +132,8 @@ unsafe fn region(
         domain.pd().reg_mr(raw, iova, access)?
     };
     let lkey = mr.lkey();
-    let region = Arc::new(Region { mr, pd: domain.pd().handle(), start, length, iova, _keeps: keeps });
+    let range = Mutex::new(Range { pd: domain.pd().handle(), start, length, iova, access });
+    let region = Arc::new(Region { mr, range, keeps });
     REGIONS.add(lkey, &region);
     Ok((region, domain.context.clone()))
 }
@@ -128,6 +156,54 @@ fn object(
     let (lkey, rkey) = (region.mr.lkey(), region.mr.rkey());
     let c = ibv_mr { context: context.as_ptr(), pd, addr, length, handle: lkey, lkey, rkey };
     MrObject::publish(|_| Ok(MrObject { c: Shared::new(c), region, _context: context }))
+}
+
+/// Changes what `flags` name. Before the C structure changes, everything else has succeeded.
+///
+/// # Safety
+///
+/// The contract of `ibv_rereg_mr`: as for [`register`], and `mr` is NULL or live.
+unsafe fn reregister(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_uint,
+) -> Verb<()> {
+    // SAFETY: by the contract above.
+    let region = &unsafe { MrObject::of(mr) }?.region;
+    if flags == 0 || flags & !consts::rereg::ALL != 0 {
+        return Err(Refusal::invalid(format!("flags {flags:#x}: one or more of IBV_REREG_MR_CHANGE_* are needed")));
+    }
+    let asked = |flag| flags & flag != 0;
+    if asked(consts::rereg::CHANGE_TRANSLATION) && region.keeps.is_some() {
+        return Err(Refusal::unsupported("a region of device memory stays where it is"));
+    }
+    // SAFETY: by the contract above.
+    let domain = if asked(consts::rereg::CHANGE_PD) { Some(unsafe { PdObject::of(pd) }?) } else { None };
+    let rights = if asked(consts::rereg::CHANGE_ACCESS) { Some(self::access(access)?) } else { None };
+    let mut range = region.range.lock();
+    let mut after = *range;
+    after.pd = domain.map_or(after.pd, |domain| domain.pd().handle());
+    after.access = rights.unwrap_or(after.access);
+    let translation = asked(consts::rereg::CHANGE_TRANSLATION).then(|| {
+        (after.start, after.length, after.iova) = (addr as usize, length, default_iova(addr, after.access.bits()));
+        // SAFETY: by the contract above, which is the one of `RawRegion::new`.
+        (unsafe { RawRegion::new(after.start, length) }, after.iova)
+    });
+    region.mr.rereg(domain.map(|domain| domain.pd()), translation, rights)?;
+    *range = after;
+    // SAFETY: the object is live, and nobody else writes these fields: changing a region is the program's to serialise.
+    unsafe {
+        if domain.is_some() {
+            (*mr).pd = pd;
+        }
+        if translation.is_some() {
+            ((*mr).addr, (*mr).length) = (addr, length);
+        }
+    }
+    Ok(())
 }
 
 /// The first address of a region registered without one: its own, or 0 if it is zero-based.
@@ -158,6 +234,7 @@ const ADVICE_FLUSH: u32 = 1 << 0;
 fn prefetch(pd: u32, sge: &ibv_sge) -> Verb<()> {
     let region = REGIONS
         .get(sge.lkey)
+        .map(|region| region.range())
         .filter(|region| region.pd == pd)
         .ok_or_else(|| Refusal::new(libc::ENOENT, format!("lkey {:#x} is no region of the domain", sge.lkey)))?;
     let offset = sge.addr.wrapping_sub(region.iova);
@@ -206,9 +283,9 @@ verb! {
         let domain = unsafe { PdObject::of(pd) }?;
         let region = REGIONS
             .get(handle)
-            .filter(|region| region.pd == domain.pd().handle())
+            .filter(|region| region.range().pd == domain.pd().handle())
             .ok_or_else(|| Refusal::new(libc::ENOENT, format!("no region of the domain has the handle {handle:#x}")))?;
-        object(pd, ptr::null_mut(), region.length, region, domain.context.clone())
+        object(pd, ptr::null_mut(), region.range().length, region, domain.context.clone())
     }
 
     /// `ibv_unimport_mr(3)`: the region stays with who registered it.
@@ -291,18 +368,17 @@ verb! {
         Err(Refusal::unsupported("dma-buf memory is not reachable; register host memory"))
     }
 
-    /// `ibv_rereg_mr(3)`: not available, the region stays as it was.
+    /// `ibv_rereg_mr(3)`: the keys stay. A refusal leaves the region as it was.
     fn ibv_rereg_mr(
         mr: *mut ibv_mr,
-        _flags: c_int,
-        _pd: *mut ibv_pd,
-        _addr: *mut c_void,
-        _length: usize,
-        _access: c_int,
+        flags: c_int,
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
     ) -> Rereg {
         // SAFETY: by the contract of the verb.
-        unsafe { MrObject::of(mr) }?;
-        Err(Refusal::unsupported("regions cannot be changed; deregister and register anew"))
+        unsafe { reregister(mr, flags, pd, addr, length, access as c_uint) }
     }
 
     /// `ibv_dereg_mr(3)`: returns when the card cannot touch the memory any more.

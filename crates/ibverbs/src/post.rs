@@ -3,12 +3,13 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use ferroce::{RecvWr, SendData, SendFlags, SendOp, SendWr, Sge, UdDest};
+use ferroce::{RecvWr, SendData, SendFlags, SendOp, SendWr, Sge, UdDest, WindowKind};
 
 use crate::abi::consts::wr as op;
 use crate::abi::{ibv_ah, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
 use crate::ah::AhObject;
 use crate::entry::{Refusal, Status, Verb, slot};
+use crate::mw;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 
@@ -91,7 +92,7 @@ fn operation(wr: &ibv_send_wr) -> Verb<SendOp> {
             SendOp::FetchAdd { raddr: atomic.remote_addr, rkey: atomic.rkey, add: atomic.compare_add }
         }
         op::LOCAL_INV => SendOp::LocalInv { rkey: wr.imm_data },
-        op::BIND_MW | op::TSO | op::DRIVER1 | op::FLUSH | op::ATOMIC_WRITE => {
+        op::TSO | op::DRIVER1 | op::FLUSH | op::ATOMIC_WRITE => {
             return Err(Refusal::unsupported(format!("opcode {} is not implemented", wr.opcode)));
         }
         other => return Err(Refusal::invalid(format!("opcode {other} is unknown"))),
@@ -104,6 +105,13 @@ fn operation(wr: &ibv_send_wr) -> Verb<SendOp> {
 ///
 /// `wr` and what it points to are live.
 unsafe fn send_wr(object: &QpObject, wr: &ibv_send_wr) -> Verb<SendWr> {
+    if wr.opcode == op::BIND_MW {
+        let bind = &wr.bind_mw;
+        // SAFETY: by the contract above.
+        let op = unsafe { mw::binding(object, bind.mw, WindowKind::Two, bind.rkey, &bind.bind_info) }?;
+        let flags = SendFlags::from_bits_truncate(wr.send_flags) - SendFlags::INLINE;
+        return Ok(SendWr { wr_id: wr.wr_id, op, flags, data: SendData::Sges(Default::default()), ud: None });
+    }
     let op = operation(wr)?;
     // SAFETY: by the contract above.
     let elements = unsafe { elements(wr.sg_list, wr.num_sge) }?;

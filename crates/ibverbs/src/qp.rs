@@ -127,9 +127,13 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
 /// Refuses extended operations that the service type or the card does not have: a program may count on what it was granted.
 fn check_ops(qp_type: QpType, ops: u64) -> Verb<()> {
     const DATAGRAM: u64 = send_ops::SEND | send_ops::SEND_WITH_IMM;
-    const UNRELIABLE: u64 = DATAGRAM | send_ops::RDMA_WRITE | send_ops::RDMA_WRITE_WITH_IMM;
-    const RELIABLE: u64 =
-        UNRELIABLE | send_ops::RDMA_READ | send_ops::ATOMIC_CMP_AND_SWP | send_ops::ATOMIC_FETCH_AND_ADD;
+    const UNRELIABLE: u64 =
+        DATAGRAM | send_ops::RDMA_WRITE | send_ops::RDMA_WRITE_WITH_IMM | send_ops::BIND_MW | send_ops::LOCAL_INV;
+    const RELIABLE: u64 = UNRELIABLE
+        | send_ops::RDMA_READ
+        | send_ops::ATOMIC_CMP_AND_SWP
+        | send_ops::ATOMIC_FETCH_AND_ADD
+        | send_ops::SEND_WITH_INV;
     let offered = match qp_type {
         QpType::Ud => DATAGRAM,
         QpType::Uc => UNRELIABLE,

@@ -3,12 +3,13 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 
-use ferroce::{SendData, SendFlags, SendOp, SendWr, UdDest};
+use ferroce::{SendData, SendFlags, SendOp, SendWr, UdDest, WindowKind};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge};
 use crate::entry::{Refusal, Status, Verb, Void, slot};
+use crate::mw::binding;
 use crate::post::{copy_inline, destination, posting, sge};
 use crate::qp::QpObject;
 
@@ -286,15 +287,27 @@ slot! {
         unsafe { begin(qp, SendOp::FetchAdd { raddr: remote_addr, rkey, add }) }
     }
 
-    /// `ibv_wr_bind_mw`: never granted at creation.
+    /// `ibv_wr_bind_mw`.
     fn wr_bind_mw as "ibv_wr_bind_mw" (
         qp: *mut ibv_qp_ex,
-        _mw: *mut ibv_mw,
-        _rkey: u32,
-        _info: *const ibv_mw_bind_info,
+        mw: *mut ibv_mw,
+        rkey: u32,
+        info: *const ibv_mw_bind_info,
     ) -> Void {
         // SAFETY: by the contract of the verb.
-        unsafe { fail(qp, Refusal::unsupported("memory windows are not implemented")) }
+        let (object, _) = unsafe { batch(qp) }?;
+        let bound = if info.is_null() {
+            Err(Refusal::invalid("bind_info is NULL"))
+        } else {
+            // SAFETY: not NULL, so it points to a structure of the caller; by the contract of the verb.
+            unsafe { binding(object, mw, WindowKind::Two, rkey, &*info) }
+        };
+        match bound {
+            // SAFETY: by the contract of the verb.
+            Ok(op) => unsafe { begin(qp, op) },
+            // SAFETY: as above.
+            Err(refusal) => unsafe { fail(qp, refusal) },
+        }
     }
 
     /// `ibv_wr_send_tso`: never granted at creation.

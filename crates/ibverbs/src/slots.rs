@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{Slot, ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_srq};
+use crate::abi::{Slot, ibv_srq};
 use crate::entry::{Pointer, Refusal, Status, slot};
 
 /// A slot of a function that returns `int`, called with whatever arguments its verb has.
@@ -61,21 +61,6 @@ refusing! {
 }
 
 slot! {
-    /// Memory windows.
-    fn alloc_mw as "ibv_alloc_mw" (_pd: *mut ibv_pd, _kind: u32) -> Pointer<ibv_mw> {
-        Err(Refusal::unsupported("memory windows are not implemented"))
-    }
-
-    /// Memory windows.
-    fn bind_mw as "ibv_bind_mw" (_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> Status {
-        Err(Refusal::unsupported("memory windows are not implemented"))
-    }
-
-    /// Memory windows.
-    fn dealloc_mw as "ibv_dealloc_mw" (_mw: *mut ibv_mw) -> Status {
-        Err(Refusal::unsupported("memory windows are not implemented"))
-    }
-
     /// Tag matching: the first operation is the bad one.
     fn post_srq_ops as "ibv_post_srq_ops" (
         _srq: *mut ibv_srq,

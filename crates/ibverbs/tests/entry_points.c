@@ -829,10 +829,11 @@ static void extended_queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	ibv_wr_send(ex);
 	ibv_wr_set_ud_addr(ex, NULL, 1, 1);
 	STATUS(ibv_wr_complete(ex), EINVAL);
-	/* Not granted. */
+	/* No window. */
 	ibv_wr_start(ex);
 	ibv_wr_bind_mw(ex, NULL, 1, &info);
-	STATUS(ibv_wr_complete(ex), EOPNOTSUPP);
+	STATUS(ibv_wr_complete(ex), EINVAL);
+	/* Not granted. */
 	ibv_wr_start(ex);
 	ibv_wr_send_tso(ex, NULL, 0, 0);
 	STATUS(ibv_wr_complete(ex), EOPNOTSUPP);

@@ -59,7 +59,7 @@ static void set_up(struct ibv_srq *srq)
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
 				  IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
-				  IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+				  IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
 	};
 
 	channel = ibv_create_comp_channel(context);
@@ -240,6 +240,127 @@ static void lists(void)
 	MUST(ibv_start_poll(send_cq, &(struct ibv_poll_cq_attr){ 0 }) == ENOENT);
 }
 
+static void write_remote(uint64_t id, uint32_t rkey, const void *there, enum ibv_wc_status status)
+{
+	ibv_wr_start(ex);
+	begin(id, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_write(ex, rkey, (uintptr_t)there);
+	ibv_wr_set_inline_data(ex, "new", 3);
+	MUST(!ibv_wr_complete(ex));
+	start(id, status);
+	ibv_end_poll(send_cq);
+}
+
+/* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */
+static void changed_regions(void)
+{
+	enum { BOTH = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };
+	static char before[64], after[128];
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_mr *region = ibv_reg_mr(pd, before, sizeof before, BOTH);
+	MUST(other && region);
+	uint32_t key = region->rkey;
+
+	MUST(ibv_rereg_mr(region, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	MUST(ibv_rereg_mr(region, 8, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, after, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE) == IBV_REREG_MR_ERR_INPUT);
+	write_remote(400, key, before, IBV_WC_SUCCESS);
+	MUST(!memcmp(before, "new", 4));
+
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, after, sizeof after, 0));
+	MUST(region->addr == after && region->length == sizeof after && region->rkey == key && region->lkey == key);
+	write_remote(401, key, after + 100, IBV_WC_SUCCESS);
+	MUST(!memcmp(after + 100, "new", 4));
+
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0) && region->pd == other);
+	MUST(ibv_dealloc_pd(other) == EBUSY);
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION, pd, before, sizeof before, 0));
+	MUST(!ibv_dealloc_pd(other));
+	write_remote(402, key, before + 8, IBV_WC_SUCCESS);
+	MUST(!ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE));
+	write_remote(403, key, before, IBV_WC_REM_ACCESS_ERR);
+	MUST(!ibv_dereg_mr(region));
+}
+
+/* Windows of both types: bound, used, taken back at this end and by the peer, and gone. */
+static void windows(void)
+{
+	enum { BOTH = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE };
+	static char part[256];
+	struct ibv_mr *region = ibv_reg_mr(pd, part, sizeof part, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *one = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	struct ibv_mw_bind_info info = { region, (uintptr_t)part + 64, 64, BOTH };
+	struct ibv_mw_bind bind = { 500, IBV_SEND_SIGNALED, info };
+	struct ibv_send_wr wr = { .wr_id = 501, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_wc wc;
+	int count;
+
+	MUST(region && one && two && other);
+	MUST(!ibv_alloc_mw(pd, 3) && errno == EINVAL);
+	struct ibv_mw *stranger = ibv_alloc_mw(other, IBV_MW_TYPE_2);
+	MUST(stranger && ibv_dealloc_pd(other) == EBUSY);
+
+	/* Type 1, bound by the queue pair that is written through the other. */
+	uint32_t before = one->rkey;
+	MUST(ibv_bind_mw(qp[1], two, &bind) == EINVAL);
+	MUST(!ibv_bind_mw(qp[0], one, &bind) && one->rkey != before);
+	start(500, IBV_WC_SUCCESS);
+	MUST(ibv_wc_read_opcode(send_cq) == IBV_WC_BIND_MW);
+	ibv_end_poll(send_cq);
+	write_remote(502, one->rkey, part + 64, IBV_WC_SUCCESS);
+	write_remote(503, one->rkey, part + 125, IBV_WC_SUCCESS);
+	MUST(!memcmp(part + 64, "new", 4) && !memcmp(part + 125, "new", 4));
+	MUST(ibv_dereg_mr(region) == EBUSY);
+	MUST(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) && errno == EBUSY);
+
+	/* Type 2: for the queue pair that bound it only, which is the one at the other end. */
+	wr.bind_mw.mw = stranger;
+	wr.bind_mw.rkey = ibv_inc_rkey(stranger->rkey);
+	wr.bind_mw.bind_info = info;
+	MUST(ibv_post_send(qp[1], &wr, &bad) == EPERM && bad == &wr);
+	wr.bind_mw.mw = two;
+	MUST(ibv_post_send(qp[1], &wr, &bad) == EINVAL);
+	wr.bind_mw.rkey = ibv_inc_rkey(two->rkey);
+	MUST(!ibv_post_send(qp[1], &wr, &bad));
+	start(501, IBV_WC_SUCCESS);
+	ibv_end_poll(send_cq);
+	write_remote(504, wr.bind_mw.rkey, part + 70, IBV_WC_SUCCESS);
+
+	/* The peer takes it back with its message. */
+	receive(6);
+	ibv_wr_start(ex);
+	begin(505, IBV_SEND_SIGNALED);
+	ibv_wr_send_inv(ex, wr.bind_mw.rkey);
+	MUST(!ibv_wr_complete(ex));
+	do
+		count = ibv_poll_cq(recv_cq, 1, &wc);
+	while (count == 0);
+	MUST(wc.status == IBV_WC_SUCCESS && wc.wc_flags & IBV_WC_WITH_INV && wc.invalidated_rkey == wr.bind_mw.rkey);
+	sent(505, IBV_WC_SEND);
+
+	/* Bound anew, and taken back here. */
+	wr.bind_mw.rkey = ibv_inc_rkey(wr.bind_mw.rkey);
+	MUST(!ibv_post_send(qp[1], &wr, &bad));
+	start(501, IBV_WC_SUCCESS);
+	ibv_end_poll(send_cq);
+	struct ibv_send_wr back = {
+		.wr_id = 506, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = wr.bind_mw.rkey,
+	};
+	MUST(!ibv_post_send(qp[1], &back, &bad));
+	start(506, IBV_WC_SUCCESS);
+	MUST(ibv_wc_read_opcode(send_cq) == IBV_WC_LOCAL_INV);
+	ibv_end_poll(send_cq);
+
+	/* Out of bounds of the window, though inside the region. */
+	write_remote(507, one->rkey, part + 126, IBV_WC_REM_ACCESS_ERR);
+	MUST(part[126] == 'e');
+	MUST(!ibv_dealloc_mw(one) && !ibv_dealloc_mw(two) && !ibv_dealloc_mw(stranger));
+	MUST(!ibv_dereg_mr(region) && !ibv_dealloc_pd(other));
+}
+
 static atomic_int destroyed;
 
 static void *destroy_cq(void *cq)
@@ -357,6 +478,12 @@ int main(void)
 	batches();
 	all_or_nothing();
 	lists();
+	windows();
+	tear_down();
+	set_up(NULL);
+	changed_regions();
+	tear_down();
+	set_up(NULL);
 	completion_events();
 	asynchronous_events();
 	MUST(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));

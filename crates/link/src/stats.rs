@@ -67,7 +67,7 @@ stats! {
     rx_too_short,
     /// Packets dropped: a transport header version other than 0.
     rx_bad_version,
-    /// Packets dropped: more pad than bytes.
+    /// Packets dropped: more pad than bytes, or not filled up to words.
     rx_bad_pad,
     /// Datagrams dropped: longer than a receive buffer, or without the facts that the ICRC needs.
     rx_bad_datagram,
@@ -90,7 +90,7 @@ stats! {
     ring_rx_packets,
     /// Their bytes, BTH to pad.
     ring_rx_bytes,
-    /// Packets from rings dropped: they cannot be parsed.
+    /// Packets from rings dropped: they cannot be parsed, or are not filled up to words.
     ring_rx_bad,
     /// Packets from rings dropped: for a queue pair that is not connected to the lane at the other end.
     ring_rx_stranger,

@@ -64,6 +64,11 @@ fn packet(net: &NetHeader, identification: u16, psn: u32, payload: &[u8]) -> Vec
     train.head.emit(&mut packet);
     packet.extend(payload);
     packet.extend(&[0; 3][..train.head.bth.pad.into()]);
+    sealed(net, identification, packet)
+}
+
+/// With its ICRC.
+fn sealed(net: &NetHeader, identification: u16, mut packet: Vec<u8>) -> Vec<u8> {
     let state = Pseudo::new(net.src, net.dst, net.src_port).state(packet.len() as u16 + 4, identification);
     let sum = icrc::body(state, &packet);
     packet.extend(icrc::finish(sum));
@@ -121,6 +126,18 @@ proptest! {
         let want: Vec<_> = (0..packets).filter(|i| *i as usize != victim).collect();
         prop_assert_eq!(psns, want);
         prop_assert!(got.iter().all(|got| got.payload == payload));
+    }
+}
+
+/// Packets are counted in words: one that pad does not fill up is no packet, whatever its PadCnt says.
+#[test]
+fn packets_that_are_not_filled_up_to_words_are_dropped() {
+    let net = NetHeader { src: V4, dst: V4, src_port: 50_000, tclass: 0, hop_limit: 64, udp_len: 0 };
+    for len in 0..16 {
+        let mut body = packet(&net, 0, 7, &[])[..12].to_vec();
+        body.extend(&pattern(len, 3));
+        let (got, stats) = take(&net, 0, &sealed(&net, 0, body));
+        assert_eq!((got.len(), stats.rx_bad_pad), if len % 4 == 0 { (1, 0) } else { (0, 1) }, "{len} bytes");
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
+use crate::cm::protocol::{CmReply, CmRequest};
 use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
 use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, start, sys};
 
@@ -103,6 +104,14 @@ impl Client {
     pub fn lease_of(&self, lane: u16) -> Result<Option<u64>, ServiceError> {
         match self.connection.request(Request::Lease { lane })? {
             (Reply::Leased { lease, .. }, _) => Ok(Some(lease).filter(|lease| *lease != 0)),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Asks something about connections.
+    pub(crate) fn cm_exchange(&self, request: CmRequest) -> Result<(CmReply, Vec<OwnedFd>), ServiceError> {
+        match self.connection.request(Request::Cm(request))? {
+            (Reply::Cm(reply), descriptors) => Ok((reply, descriptors)),
             (other, _) => Err(unexpected(&other)),
         }
     }

@@ -5,6 +5,7 @@
 //! to lanes, so that the service is not on the data path. See [`client::Client`] and [`server`].
 
 pub mod client;
+pub mod cm;
 pub mod devices;
 mod error;
 mod group;

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `Hello` | a pidfd of the program (none where the kernel has none: then only the end of the connection is seen) |
 //! | `Lane` | the receive sockets, then the lane's end of its relay |
+//! | `Cm(Channel)` | the program's end of the event channel |
 //!
 //! The relay is a SOCK_SEQPACKET socket pair that carries two kinds of messages in both directions: [`RelayHeader`] and a
 //! packet, or a [`RingCall`], an offer of it with the descriptor of the ring's memory. When all copies of the lane's end
@@ -15,6 +16,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+
+use crate::cm::protocol::{CmReply, CmRequest};
 
 /// Version of this protocol; a service refuses others.
 pub const VERSION: u32 = 2;
@@ -69,6 +72,8 @@ pub enum Request {
         /// Where the last page ended ([`StatusPage::next`]); 0: from the start.
         from: u64,
     },
+    /// About connections. Answered by [`Reply::Cm`].
+    Cm(CmRequest),
 }
 
 /// What the service answers.
@@ -106,6 +111,8 @@ pub enum Reply {
     },
     /// To `Status`.
     Status(StatusPage),
+    /// To `Cm`.
+    Cm(CmReply),
     /// With id 0 and without a request: the service crashed, another one took over. Requests without an answer are to be
     /// sent again.
     Restarted,
@@ -169,8 +176,8 @@ pub struct ClientStatus {
     pub lanes: Vec<u16>,
 }
 
-/// Packets that the service touched: `strays` and `relay_in` came in; each of them is counted once in `relay_out` or in
-/// one of the drops.
+/// Packets that the service touched: `strays` and `relay_in` came in; each of them is counted once in `relay_out`, in
+/// `management` or in one of the drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Arrived at lane 0.
@@ -179,6 +186,9 @@ pub struct Counters {
     pub relay_in: u64,
     /// Forwarded to the right lane.
     pub relay_out: u64,
+    /// For queue pair 1: the connection manager's.
+    #[serde(default)]
+    pub management: u64,
     /// Too short to hold a QP number, or without a usable header.
     pub drop_short: u64,
     /// Strays whose ICRC was wrong.

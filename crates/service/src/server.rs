@@ -21,8 +21,9 @@ use crate::protocol::{
 };
 use crate::store::{Key, Store};
 use crate::sys::Peer;
-use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, seqpacket, sys};
+use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, cm, seqpacket, sys};
 
+mod connections;
 mod relay;
 mod resume;
 
@@ -73,6 +74,8 @@ enum Source {
     Client(u64),
     Death(u64),
     Relay(SocketId),
+    /// An event channel.
+    Channel(u64),
 }
 
 impl Source {
@@ -86,6 +89,7 @@ impl Source {
             Source::Client(id) => (3, id),
             Source::Death(id) => (4, id),
             Source::Relay(id) => (5, id),
+            Source::Channel(id) => (6, id),
         };
         epoll::EventData::new_u64(kind << Self::KIND_SHIFT | id)
     }
@@ -99,6 +103,7 @@ impl Source {
             3 => Source::Client(id),
             4 => Source::Death(id),
             5 => Source::Relay(id),
+            6 => Source::Channel(id),
             kind => panic!("no token has kind {kind}"),
         }
     }
@@ -152,6 +157,9 @@ pub struct Service {
     next_client: u64,
     next_lane: u16,
     counters: Counters,
+    cm: cm::Host,
+    /// GUIDs of devices by address, and when they were looked up.
+    guids: Option<(Instant, BTreeMap<std::net::IpAddr, u64>)>,
     /// Since when there is nothing to do.
     idle_since: Instant,
     /// Set: descriptors ran out, nothing is accepted until then.
@@ -172,6 +180,8 @@ impl Service {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &listener, Source::Listener.token(), epoll::EventFlags::IN).map_err(failed)?;
         Ok(Service {
+            cm: cm::Host::new(options.port),
+            guids: None,
             options,
             epoll,
             group: None,
@@ -246,6 +256,7 @@ impl Service {
             Source::Client(id) => self.serve_client(id),
             Source::Death(id) => self.remove_client(id, "its process has ended"),
             Source::Relay(id) => self.serve_relay(id, flags),
+            Source::Channel(id) => self.serve_channel(id, flags),
         }
     }
 
@@ -254,7 +265,7 @@ impl Service {
         let now = Instant::now();
         let idle = self.options.idle.filter(|_| self.is_idle()).map(|idle| self.idle_since + idle);
         let sweep = self.group.as_ref().filter(|group| group.unsettled()).map(|_| now + SWEEP_INTERVAL);
-        let next = [idle, sweep, self.accept_again].into_iter().flatten().min()?;
+        let next = [idle, sweep, self.accept_again, self.cm.next_timeout()].into_iter().flatten().min()?;
         // One millisecond more: not just before the time.
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Timespec::try_from(wait).ok()
@@ -262,11 +273,16 @@ impl Service {
 
     /// Nobody is connected, and no process holds a socket of the group that must not move.
     fn is_idle(&self) -> bool {
-        self.clients.is_empty() && self.lends.is_empty() && self.group.as_ref().is_none_or(|group| !group.unsettled())
+        self.clients.is_empty()
+            && self.lends.is_empty()
+            && self.cm.is_idle()
+            && self.group.as_ref().is_none_or(|group| !group.unsettled())
     }
 
     fn keep_house(&mut self) {
         let now = Instant::now();
+        self.cm.tick();
+        self.rewatch_channels();
         if let Some(group) = self.group.as_mut().filter(|group| group.unsettled()) {
             group.sweep();
         }
@@ -343,6 +359,9 @@ impl Service {
             let _ = epoll::delete(&self.epoll, pidfd);
             self.store.remove(Key::Pidfd(id));
         }
+        for channel in self.cm.remove_client(id) {
+            self.unwatch(&channel);
+        }
         self.unwatch(&client.connection);
         self.store.remove(Key::Client(id));
         for lane in client.lanes.keys() {
@@ -402,6 +421,7 @@ impl Service {
             Request::ReleaseLane { lane } => self.release(id, lane),
             Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_of(lane) }),
             Request::Status { from } => Ok(Reply::Status(self.status(from))),
+            Request::Cm(asked) => return self.answer_cm(id, request, asked),
         };
         match outcome {
             Ok(reply) => self.reply(id, request, reply, &[]),

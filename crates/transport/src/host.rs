@@ -3,7 +3,8 @@
 use ferroce_wire::Headers;
 use smallvec::SmallVec;
 
-use crate::verbs::{Access, Completion, PathAddr, QpEvent, RecvWr, Sge};
+use crate::timer::Nanos;
+use crate::verbs::{Access, Completion, MwBind, PathAddr, QpEvent, RecvWr, Sge};
 use std::sync::Arc;
 
 /// A piece of memory whose key, bounds and rights were checked: valid until the host gives up its lane lock.
@@ -104,7 +105,10 @@ pub enum Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowSignal {
     /// Acknowledged in order.
-    Acked,
+    Acked {
+        /// How long the last of them took from its departure to the answer, if that is known.
+        rtt: Option<Nanos>,
+    },
     /// A sequence NAK or response gap: packets were lost.
     Lost,
     /// A retransmission timer ran out.
@@ -125,6 +129,11 @@ pub trait Memory {
     fn atomic(&mut self, span: Span, op: AtomicOp) -> Result<u64, MemoryError>;
     /// Invalidates a memory window's rkey (SEND with invalidate, local invalidate). Ordinary MRs refuse.
     fn invalidate(&mut self, pd: u32, rkey: u32, qpn: u32) -> Result<(), MemoryError>;
+    /// Binds a memory window. A memory without windows refuses.
+    fn bind(&mut self, pd: u32, bind: &MwBind, qpn: u32) -> Result<(), MemoryError> {
+        let _ = (pd, bind, qpn);
+        Err(MemoryError::BadKey)
+    }
 }
 
 /// The host of one queue pair, lent for the duration of one call.

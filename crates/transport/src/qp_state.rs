@@ -5,8 +5,8 @@ use std::borrow::Cow;
 
 use crate::verbs::{QpAttr, QpAttrMask as M, QpInit, QpState, QpType};
 
-/// Largest number of outstanding READs and atomics, as requester and as responder.
-pub const MAX_RD_ATOMIC: u8 = 16;
+/// Largest number of outstanding READs and atomics, as requester and as responder: what kernel rxe has too, and perftest asks for.
+pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// Why a queue pair was not modified. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

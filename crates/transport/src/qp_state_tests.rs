@@ -133,12 +133,12 @@ fn values_at_their_limits_and_past_them() {
     for path_mtu in [0, 1, 1500, 8192] {
         assert_eq!(rtr(QpAttr { path_mtu, ..good(Rtr) }).unwrap_err().attr, "path_mtu");
     }
-    assert_eq!(rtr(QpAttr { max_dest_rd_atomic: 16, min_rnr_timer: 31, dest_qpn: 0xff_ffff, ..good(Rtr) }), Ok(Rtr));
-    assert_eq!(rtr(QpAttr { max_dest_rd_atomic: 17, ..good(Rtr) }).unwrap_err().attr, "max_dest_rd_atomic");
+    assert_eq!(rtr(QpAttr { max_dest_rd_atomic: 128, min_rnr_timer: 31, dest_qpn: 0xff_ffff, ..good(Rtr) }), Ok(Rtr));
+    assert_eq!(rtr(QpAttr { max_dest_rd_atomic: 129, ..good(Rtr) }).unwrap_err().attr, "max_dest_rd_atomic");
     assert_eq!(rtr(QpAttr { min_rnr_timer: 32, ..good(Rtr) }).unwrap_err().attr, "min_rnr_timer");
     assert_eq!(rtr(QpAttr { dest_qpn: 0x100_0000, ..good(Rtr) }).unwrap_err().attr, "dest_qp_num");
-    assert_eq!(rts(QpAttr { max_rd_atomic: 16, timeout: 31, retry_cnt: 7, rnr_retry: 7, ..good(Rts) }), Ok(Rts));
-    assert_eq!(rts(QpAttr { max_rd_atomic: 17, ..good(Rts) }).unwrap_err().attr, "max_rd_atomic");
+    assert_eq!(rts(QpAttr { max_rd_atomic: 128, timeout: 31, retry_cnt: 7, rnr_retry: 7, ..good(Rts) }), Ok(Rts));
+    assert_eq!(rts(QpAttr { max_rd_atomic: 129, ..good(Rts) }).unwrap_err().attr, "max_rd_atomic");
     assert_eq!(rts(QpAttr { timeout: 32, ..good(Rts) }).unwrap_err().attr, "timeout");
     assert_eq!(rts(QpAttr { retry_cnt: 8, ..good(Rts) }).unwrap_err().attr, "retry_cnt");
     assert_eq!(rts(QpAttr { rnr_retry: 8, ..good(Rts) }).unwrap_err().attr, "rnr_retry");

@@ -3,9 +3,9 @@
 //! The three are apart. While nothing comes back, **probes** ask the peer what it has: the first after about one round trip as this
 //! queue pair measures it (the estimator of RFC 6298), later ones after twice as long each. A probe repeats nothing. Its answer
 //! shows that what is in flight was lost, or acknowledges it; where there is no answer, the peer may merely not be scheduled, and
-//! what it has not looked at yet is not sent again. **Sending again** without an answer takes far longer, as long as TCP waits.
-//! **Giving up** follows the verbs attributes: no progress for (`retry_cnt` + 1) times the longest that the specification lets an
-//! ACK timeout take, and no fewer than `retry_cnt` attempts.
+//! what it has not looked at yet is not sent again. **Sending again** without an answer, and **giving up**, follow the verbs
+//! attributes: each attempt has the longest time that the specification lets an ACK timeout take (but a second at most), and all
+//! of them together `retry_cnt` + 1 times that (but a second at least).
 //!
 //! Time in which this end did not run (a timer that is looked at late) does not count: the peer had no chance to be heard.
 
@@ -16,11 +16,10 @@ use crate::verbs::QpAttr;
 pub(crate) const PROBE_FLOOR: Nanos = 2 * MS;
 /// Time before the first probe while no round trip was measured: the peer may just be starting.
 pub(crate) const PROBE_INITIAL: Nanos = 10 * MS;
-/// Probes without any answer before sending again all the same.
-const PROBES_MAX: u32 = 8;
-/// Shortest time before sending again what may merely wait to be read: the least that TCP takes on Linux. Where many processes
-/// share few cores, a peer that is not scheduled stays away for tens of milliseconds.
-pub(crate) const RTO_FLOOR: Nanos = 200 * MS;
+/// The time between probes doubles so many times.
+const PROBE_DOUBLINGS: u32 = 6;
+/// Probes without any answer before sending again all the same, even if this end was always late to look.
+const PROBES_MAX: u32 = 16;
 /// Longest time before sending again, however long the ACK timeout is.
 pub(crate) const RTO_CEILING: Nanos = 1_000 * MS;
 /// How many times its nominal value an ACK timeout may take (IBA 9.7.6.1.3).
@@ -84,8 +83,8 @@ impl Recovery {
 
     /// When to look again.
     pub(crate) fn next(&mut self, now: Nanos, attr: &QpAttr) -> Nanos {
-        let probe = now + (self.interval() << self.probes);
-        let at = probe.min(self.since + self.timeout(attr));
+        let probe = now + (self.interval() << self.probes.min(PROBE_DOUBLINGS));
+        let at = probe.min(self.since + timeout(attr));
         match self.start_deadline(now, attr) {
             // Later than the deadline would be later than allowed; a deadline already past waits for the last attempt's answer.
             Some(deadline) if deadline > now => at.min(deadline),
@@ -98,7 +97,7 @@ impl Recovery {
         let late = now - due;
         self.since += late;
         self.deadline = self.deadline.map(|deadline| deadline + late);
-        let over = now >= self.since + self.timeout(attr)
+        let over = now >= self.since + timeout(attr)
             || self.deadline.is_some_and(|deadline| now >= deadline && self.since < deadline);
         if over || self.probes == PROBES_MAX {
             self.unheard();
@@ -113,21 +112,11 @@ impl Recovery {
         self.backoff += 1;
     }
 
-    fn smoothed(&self) -> Option<Nanos> {
-        self.estimate.map(|Estimate { srtt, rttvar }| srtt + 4 * rttvar)
-    }
-
     /// Time until the first probe.
     fn interval(&self) -> Nanos {
-        self.smoothed().map_or(PROBE_INITIAL, |time| time.max(PROBE_FLOOR)) << self.backoff.min(8)
-    }
-
-    /// Time until sending again, for the present number of failures.
-    fn timeout(&self, attr: &QpAttr) -> Nanos {
-        let time = self.smoothed().unwrap_or(0).max(RTO_FLOOR) << self.backoff.min(8);
-        // So short that `retry_cnt` attempts fit in before the deadline.
-        let share = patience(attr).map_or(RTO_CEILING, |patience| patience / (Nanos::from(attr.retry_cnt) + 1));
-        time.min(share.min(RTO_CEILING))
+        let base =
+            self.estimate.map_or(PROBE_INITIAL, |Estimate { srtt, rttvar }| (srtt + 4 * rttvar).max(PROBE_FLOOR));
+        base << self.backoff.min(8)
     }
 
     fn start_deadline(&mut self, now: Nanos, attr: &QpAttr) -> Option<Nanos> {
@@ -167,6 +156,12 @@ impl Recovery {
         self.rnr_naks += 1;
         true
     }
+}
+
+/// Time until sending again without an answer: so short that `retry_cnt` attempts fit in before giving up.
+fn timeout(attr: &QpAttr) -> Nanos {
+    let share = patience(attr).map_or(RTO_CEILING, |patience| patience / (Nanos::from(attr.retry_cnt) + 1));
+    share.min(RTO_CEILING)
 }
 
 /// How long to wait for progress before giving up; `None` for ever.
@@ -218,11 +213,11 @@ mod tests {
 
     #[test]
     fn asks_at_doubling_intervals_before_it_sends_again() {
-        let (probes, attempts, end) = run(&attr(14, 0), &mut Recovery::default());
+        let (probes, attempts, end) = run(&attr(14, 3), &mut Recovery::default());
         let ms = |times: &[Nanos]| times.iter().map(|at| at / MS).collect::<Vec<_>>();
-        assert_eq!(ms(&attempts), [200, 600]);
-        assert_eq!(ms(&probes), [10, 30, 70, 150, 220, 260, 340, 500, 640, 720, 880]);
-        assert_eq!(end, GIVE_UP_FLOOR);
+        assert_eq!(ms(&attempts), [268, 536, 805]);
+        assert_eq!(ms(&probes), [10, 30, 70, 150, 288, 328, 408, 576, 656, 885, 1_045]);
+        assert_eq!(end / MS, 1_073);
     }
 
     #[test]
@@ -261,7 +256,7 @@ mod tests {
                 Due::Repeat => break,
             }
         }
-        assert_eq!((repeated, at), (Some(slept + RTO_FLOOR), slept + GIVE_UP_FLOOR));
+        assert_eq!((repeated, at), (None, slept + GIVE_UP_FLOOR));
     }
 
     #[test]
@@ -282,27 +277,31 @@ mod tests {
     }
 
     #[test]
-    fn follows_the_round_trip_between_floor_and_ceiling() {
-        let attr = attr(18, 7);
+    fn probes_follow_the_round_trip() {
         let mut recovery = Recovery::default();
-        assert_eq!((recovery.interval(), recovery.timeout(&attr)), (PROBE_INITIAL, RTO_FLOOR));
+        assert_eq!(recovery.interval(), PROBE_INITIAL);
         for _ in 0..100 {
             recovery.sample(20_000);
         }
-        assert_eq!((recovery.interval(), recovery.timeout(&attr)), (PROBE_FLOOR, RTO_FLOOR));
+        assert_eq!(recovery.interval(), PROBE_FLOOR);
         for _ in 0..100 {
             recovery.sample(300 * MS);
         }
         let near = |time: Nanos, by: Nanos| (300 * MS * by..320 * MS * by).contains(&time);
-        assert!(near(recovery.interval(), 1) && near(recovery.timeout(&attr), 1));
+        assert!(near(recovery.interval(), 1));
         recovery.unheard();
-        assert!(near(recovery.interval(), 2) && near(recovery.timeout(&attr), 2));
+        assert!(near(recovery.interval(), 2));
         recovery.progress();
-        assert!(near(recovery.timeout(&attr), 2), "until a round trip is measured");
-        recovery.unheard();
-        assert_eq!(recovery.timeout(&attr), RTO_CEILING);
+        assert!(near(recovery.interval(), 2), "until a round trip is measured");
         recovery.sample(300 * MS);
-        assert!(near(recovery.interval(), 1) && near(recovery.timeout(&attr), 1));
+        assert!(near(recovery.interval(), 1));
+    }
+
+    #[test]
+    fn sending_again_takes_the_longest_time_of_an_ack_timeout_up_to_a_second() {
+        for (code, retry_cnt, ms) in [(14, 7, 268), (1, 7, 125), (1, 0, 1_000), (18, 2, 1_000), (0, 7, 1_000)] {
+            assert_eq!(timeout(&attr(code, retry_cnt)) / MS, ms, "timeout {code} retry {retry_cnt}");
+        }
     }
 
     #[test]

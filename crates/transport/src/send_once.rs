@@ -77,7 +77,7 @@ impl SendOnce {
                     return Err(self.fail_front(failure, conn, host));
                 }
             }
-            if let SendOp::LocalInv { .. } = wqe.op {
+            if wqe.is_of_this_host() {
                 self.complete_front(None, conn, host);
                 continue;
             }
@@ -227,6 +227,7 @@ fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Fail
         SendOp::Send | SendOp::SendImm { .. } => datagram == wqe.ud.is_some(),
         SendOp::Write { .. } | SendOp::WriteImm { .. } => !datagram && wqe.ud.is_none(),
         SendOp::LocalInv { .. } => true,
+        SendOp::BindMw(_) => !datagram,
         _ => false,
     };
     if !allowed {
@@ -235,9 +236,8 @@ fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Fail
     if datagram && len > mtu {
         return Err(Failure::new(WcStatus::LocLenErr, vendor::TOO_LONG));
     }
-    if let SendOp::LocalInv { rkey } = wqe.op {
-        host.invalidate(conn.init.pd, rkey, conn.init.qpn)
-            .map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))?;
+    if wqe.is_of_this_host() {
+        wqe.change_key(conn.init.pd, conn.init.qpn, host)?;
     } else {
         wqe.check_local(conn.init.pd, host).map_err(Failure::local)?;
         wqe.packets = Wqe::packets_for(len, mtu);

@@ -214,6 +214,22 @@ pub enum SendOp {
     CompareSwap { raddr: u64, rkey: u32, compare: u64, swap: u64 },
     FetchAdd { raddr: u64, rkey: u32, add: u64 },
     LocalInv { rkey: u32 },
+    BindMw(Box<MwBind>),
+}
+
+/// Binding of a memory window to a part of a memory region: the operands of `IBV_WR_BIND_MW`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// The window's key from now on; its upper 24 bits say which window it is.
+    pub rkey: u32,
+    /// The region.
+    pub lkey: u32,
+    /// First byte, in the region's terms.
+    pub addr: u64,
+    /// Bytes; 0 unbinds a window of type 1.
+    pub len: u64,
+    /// Rights of peers, and whether they address the window from 0.
+    pub access: Access,
 }
 
 /// The local side of a send request.

@@ -28,7 +28,7 @@ pub(crate) mod vendor {
     pub(crate) const NO_ANSWER: u32 = 5;
     /// RNR NAKs beyond the count.
     pub(crate) const RNR: u32 = 6;
-    /// A window could not be invalidated.
+    /// A window could not be bound or invalidated.
     pub(crate) const INVALIDATE: u32 = 7;
     /// Local memory refused: this plus the number of the reason.
     pub(crate) const LOCAL_MEMORY: u32 = 0x10;
@@ -130,6 +130,21 @@ impl Wqe {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
+    /// It changes a key of this host and sends nothing.
+    pub(crate) fn is_of_this_host(&self) -> bool {
+        matches!(self.op, SendOp::LocalInv { .. } | SendOp::BindMw(_))
+    }
+
+    /// Does what [`Wqe::is_of_this_host`] says.
+    pub(crate) fn change_key(&self, pd: u32, qpn: u32, host: &mut impl Memory) -> Result<(), Failure> {
+        let done = match &self.op {
+            SendOp::LocalInv { rkey } => host.invalidate(pd, *rkey, qpn),
+            SendOp::BindMw(bind) => host.bind(pd, bind, qpn),
+            _ => Ok(()),
+        };
+        done.map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))
+    }
+
     /// READs and atomics are complete only with their response; an ACK does not do.
     pub(crate) fn needs_response(&self) -> bool {
         self.is_read() || self.is_atomic()
@@ -200,6 +215,7 @@ impl Wqe {
             SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::LocalInv { .. } => WcOpcode::LocalInv,
+            SendOp::BindMw(_) => WcOpcode::BindMw,
         };
         Completion {
             wr_id: self.wr_id,

@@ -180,6 +180,9 @@ pub struct Bench {
     pub patience: Duration,
     next_qpn: u32,
     next_id: u32,
+    /// Region that probes write to.
+    scratch: Option<Region>,
+    probes: u32,
     identification: u16,
     /// Packets for queue pairs that were not asked about yet.
     waiting: VecDeque<Heard>,
@@ -199,6 +202,8 @@ impl Bench {
             patience,
             next_qpn: 0x4001,
             next_id: 0,
+            scratch: None,
+            probes: 0,
             identification: 1,
             waiting: VecDeque::new(),
         }
@@ -207,6 +212,7 @@ impl Bench {
     /// Forgets everything before the next case.
     pub fn clear(&mut self) -> anyhow::Result<()> {
         self.next_id = 0;
+        self.scratch = None;
         self.waiting.clear();
         self.dut.reset()
     }
@@ -335,17 +341,25 @@ impl Bench {
         }
     }
 
-    /// Shows that what was said before drew no answer and was not executed: two WRITEs of no bytes, at the next PSN and the one
-    /// behind it, are acknowledged, and nothing else comes. (If it was executed, the first is a duplicate, and the second finds an
-    /// answer too many before its own.)
+    /// Shows that what was said before drew no answer and was not executed: a WRITE with the next PSN is acknowledged, nothing comes
+    /// before, and its bytes are there (were its PSN used already, it would be a duplicate); then the same with the PSN behind it.
     pub fn expect_unmoved(&mut self, conn: &mut Conn) -> Seen {
+        let scratch = match self.scratch {
+            Some(region) => region,
+            None => self.region(64, ALL)?,
+        };
+        self.scratch = Some(scratch);
         for _ in 0..2 {
-            let probe = conn.request(Opcode::RC_WRITE_ONLY).reth(0, 0, 0);
+            self.probes += 1;
+            let bytes = self.probes.to_be_bytes();
+            let probe = conn.request(Opcode::RC_WRITE_ONLY).reth(scratch.addr, scratch.rkey, 4).payload(&bytes);
             self.say(&probe)?;
             self.expect_ack(conn, conn.psn, conn.msn + 1).map_err(|stop| match stop {
                 Stop::Departs(what) => Stop::Departs(format!("a good request behind it: {what}")),
                 trouble => trouble,
             })?;
+            let there = self.dut.get(scratch, 0, 4)? == bytes;
+            must(there, || "it was executed: a good request with its PSN is taken for a duplicate".to_owned())?;
             conn.psn = add(conn.psn, 1);
             conn.msn += 1;
         }

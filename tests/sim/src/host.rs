@@ -396,7 +396,7 @@ impl Host for SimHost<'_> {
     }
 
     fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal) {
-        if signal == WindowSignal::Acked {
+        if matches!(signal, WindowSignal::Acked { .. }) {
             self.progressed();
         }
         if let Some(id) = self.id(window) {

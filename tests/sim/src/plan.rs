@@ -244,7 +244,7 @@ fn conn(nodes: usize, calm_at: Nanos, many: bool, random: &mut Random) -> ConnPl
         retry_cnt: random.pick(&[0, 1, 3, 7, 7, 7]),
         rnr_retry: random.pick(&[0, 1, 6, 7, 7, 7, 7]),
         min_rnr_timer: random.pick(&[1, 1, 4, 12, 12, 16, 20]),
-        max_rd_atomic: random.pick(&[1, 2, 4, 16, 16]),
+        max_rd_atomic: random.pick(&[1, 2, 4, 16, 128]),
         max_len,
         mix,
         signalled: random.pick(&[10, 50, 90, 100, 100]),

@@ -48,7 +48,7 @@ impl RawRegion {
     ///
     /// # Safety
     /// From its registration until the end of its deregistration, the card may read this memory at any time, and write it as far as
-    /// the region's access flags grant (to this process or to peers). The caller vouches that this breaks nobody: no Rust reference
+    /// the region's access flags grant then (to this process or to peers). The caller vouches that this breaks nobody: no Rust reference
     /// of this process relies on it being unchanged or unread. It need not stay mapped.
     pub unsafe fn new(addr: usize, len: usize) -> RawRegion {
         RawRegion { addr, len }

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use ferroce_core::keys::{Entry, Reregister};
 use ferroce_core::mem::{Buffer, RawRegion};
-use ferroce_core::{KeyTable, limits};
-use ferroce_transport::{Access, MemoryError, Span};
+use ferroce_core::{KeyTable, WindowKind, limits};
+use ferroce_transport::{Access, MemoryError, MwBind, Span};
 use proptest::prelude::*;
 
 /// A buffer as memory that somebody vouches for.
@@ -132,6 +133,91 @@ fn withdrawn_keys_fail_and_do_not_come_back_soon() {
     }
     assert!(seen.len() > 2_990, "tags are random");
     assert!(table.is_empty());
+}
+
+#[test]
+fn a_changed_region_keeps_its_key_and_what_was_not_changed() {
+    let table = KeyTable::new(1);
+    let (old, new) = (Buffer::new(64), Buffer::new(128));
+    let key = table.register(1, region(&old), 1 << 40, ALL).unwrap().lkey;
+    let entry = || table.entry(key).expect("the key is valid");
+    let before = entry();
+
+    table.reregister(key, &Reregister { access: Some(Access::LOCAL_WRITE), ..Reregister::default() }).unwrap();
+    assert_eq!(entry(), Entry { access: Access::LOCAL_WRITE, ..before });
+    assert_eq!(table.resolve(1, key, 1 << 40, 1, Access::REMOTE_READ), Err(MemoryError::Access));
+
+    table.reregister(key, &Reregister { pd: Some(2), ..Reregister::default() }).unwrap();
+    assert_eq!(table.resolve(1, key, 1 << 40, 1, Access::LOCAL_WRITE), Err(MemoryError::WrongPd));
+
+    let translation = Some((region(&new), 1 << 41));
+    table.reregister(key, &Reregister { translation, ..Reregister::default() }).unwrap();
+    let after = Entry { pd: 2, addr: new.addr(), len: 128, iova: 1 << 41, access: Access::LOCAL_WRITE, ..before };
+    assert_eq!(entry(), after);
+
+    // A refusal changes nothing.
+    let bad = Reregister { pd: Some(3), translation, access: Some(Access::REMOTE_WRITE) };
+    assert_eq!(table.reregister(key, &bad).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(entry(), after);
+    assert_eq!(table.len(), 1);
+    table.begin_deregister(key).unwrap();
+    assert_eq!(table.reregister(key, &Reregister::default()).unwrap_err().errno, libc::EINVAL);
+}
+
+#[test]
+fn windows_show_a_part_of_a_region_to_peers() {
+    let (table, buffer) = (KeyTable::new(1), Buffer::new(256));
+    let lkey = table.register(1, region(&buffer), 1 << 40, ALL | Access::MW_BIND).unwrap().lkey;
+    let plain = table.register(1, region(&buffer), 1 << 40, ALL).unwrap().lkey;
+    let two = table.alloc_window(1, WindowKind::Two).unwrap();
+    let write = Access::REMOTE_WRITE;
+    let bind = MwBind { rkey: two ^ 1, lkey, addr: (1 << 40) + 64, len: 64, access: write };
+    let reach = |qpn, va, len, need| table.resolve_remote(1, qpn, bind.rkey, va, len, need);
+    for (bind, why) in [
+        (MwBind { rkey: lkey, ..bind }, MemoryError::BadKey),
+        (MwBind { lkey: two, ..bind }, MemoryError::BadKey),
+        (MwBind { lkey: plain, ..bind }, MemoryError::Access),
+        (MwBind { len: 193, ..bind }, MemoryError::Bounds),
+        (MwBind { addr: 0, ..bind }, MemoryError::Bounds),
+        (MwBind { access: Access::MW_BIND, ..bind }, MemoryError::Access),
+        (MwBind { len: 0, ..bind }, MemoryError::Access),
+    ] {
+        assert_eq!(table.bind_window(1, 7, &bind), Err(why), "{bind:?}");
+    }
+    assert_eq!(table.bind_window(2, 7, &bind), Err(MemoryError::WrongPd));
+    assert_eq!(reach(7, bind.addr, 1, write), Err(MemoryError::BadKey), "nothing was bound");
+
+    table.bind_window(1, 7, &bind).unwrap();
+    assert_eq!(reach(7, bind.addr, 64, write), Ok(Span { addr: buffer.addr() + 64, len: 64 }));
+    assert_eq!(reach(8, bind.addr, 64, write), Err(MemoryError::BadKey), "another queue pair");
+    assert_eq!(reach(7, bind.addr, 65, write), Err(MemoryError::Bounds));
+    assert_eq!(reach(7, bind.addr - 1, 1, write), Err(MemoryError::Bounds));
+    assert_eq!(reach(7, bind.addr, 1, Access::REMOTE_READ), Err(MemoryError::Access));
+    assert_eq!(table.resolve(1, bind.rkey, bind.addr, 1, Access::empty()), Err(MemoryError::BadKey), "for peers only");
+    assert_eq!(table.bind_window(1, 7, &bind), Err(MemoryError::Access), "it is bound");
+    assert_eq!(table.begin_deregister(bind.rkey).unwrap_err().errno, libc::EINVAL, "no region");
+    assert_eq!(table.begin_deregister(lkey).unwrap_err().errno, libc::EBUSY);
+    assert_eq!(table.reregister(lkey, &Reregister::default()).unwrap_err().errno, libc::EBUSY);
+
+    assert_eq!(table.invalidate_window(1, 8, bind.rkey), Err(MemoryError::Access));
+    assert_eq!(table.invalidate_window(1, 7, plain), Err(MemoryError::Access), "a region");
+    table.invalidate_window(1, 7, bind.rkey).unwrap();
+    assert_eq!(table.invalidate_window(1, 7, bind.rkey), Err(MemoryError::BadKey));
+    assert_eq!(reach(7, bind.addr, 1, write), Err(MemoryError::BadKey));
+
+    // Type 1: any queue pair, rebound and unbound by binding.
+    let one = table.alloc_window(1, WindowKind::One).unwrap();
+    let zero_based = MwBind { rkey: one ^ 1, access: write | Access::ZERO_BASED, ..bind };
+    table.bind_window(1, 7, &zero_based).unwrap();
+    assert_eq!(table.resolve_remote(1, 9, one ^ 1, 63, 1, write), Ok(Span { addr: buffer.addr() + 127, len: 1 }));
+    table.bind_window(1, 8, &MwBind { rkey: one ^ 2, ..bind }).unwrap();
+    assert_eq!(table.resolve_remote(1, 9, one ^ 1, 63, 1, write), Err(MemoryError::BadKey), "the old key");
+    table.bind_window(1, 8, &MwBind { rkey: one ^ 3, len: 0, ..bind }).unwrap();
+    table.bind_window(1, 8, &MwBind { rkey: one ^ 2, ..bind }).unwrap();
+    table.dealloc_window(one).unwrap();
+    assert_eq!(table.resolve_remote(1, 9, one ^ 2, bind.addr, 1, write), Err(MemoryError::BadKey));
+    assert_eq!(table.dealloc_window(one).unwrap_err().errno, libc::EINVAL);
+    table.begin_deregister(lkey).unwrap();
 }
 
 #[test]

@@ -105,6 +105,7 @@ pub mod rereg {
     pub const CHANGE_TRANSLATION: i32 = 1 << 0;
     pub const CHANGE_PD: i32 = 1 << 1;
     pub const CHANGE_ACCESS: i32 = 1 << 2;
+    pub const ALL: i32 = CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS;
     /// The old region is still valid; the input was bad.
     pub const ERR_INPUT: i32 = -1;
     /// The region must not be used any more.

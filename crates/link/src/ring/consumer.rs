@@ -100,6 +100,8 @@ impl Consumer {
             packets += 1;
             bytes += len;
             match &Headers::parse(packet) {
+                // As from the network: a packet is filled up to words (IBA 7.7.5).
+                Ok(_) if !packet.len().is_multiple_of(4) => stats.ring_rx_bad += 1,
                 Ok((headers, payload)) => sink(headers, &packet[payload.clone()]),
                 Err(_) => stats.ring_rx_bad += 1,
             }

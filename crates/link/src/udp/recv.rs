@@ -244,6 +244,8 @@ fn ingest_with(
         let body = &packet[..packet.len() - ICRC_LEN];
         // By reference: moving the headers once more would cost as much as parsing them.
         match &Headers::parse(body) {
+            // InfiniBand counts packets in words (IBA 7.7.5); what is not filled up has no PadCnt that could be right.
+            Ok(_) if !body.len().is_multiple_of(4) => stats.rx_bad_pad += 1,
             Ok((headers, payload)) => sink(&net, headers, &body[payload.clone()]),
             Err(ParseError::TooShort { .. } | ParseError::Truncated { .. }) => stats.rx_too_short += 1,
             Err(ParseError::Version { .. }) => stats.rx_bad_version += 1,

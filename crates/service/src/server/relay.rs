@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::{Service, SocketId};
+use crate::cm::Inbound;
 use crate::protocol::{RelayHeader, RingCall, RingStep};
 use crate::{LANE_SHIFT, seqpacket, sys};
 
@@ -37,6 +38,7 @@ impl Service {
             match datagram.dst {
                 Some(_) if datagram.len < BTH_LEN + ICRC_LEN => self.counters.drop_short += 1,
                 Some(dst) => match checked(&buffer[..datagram.len], datagram.src, dst) {
+                    Some(packet) if Inbound::is_for_us(packet) => self.management_packet(datagram.src, dst, packet),
                     Some(packet) => self.forward(None, &RelayHeader { src: datagram.src, dst }, packet),
                     None => self.counters.drop_icrc += 1,
                 },

@@ -125,7 +125,12 @@ impl Flows {
         }
         flow.peer = Peer::Ferroce;
         flow.questions = 0;
-        flow.give_back(flights, from.qpn, if missing { WindowSignal::Lost } else { WindowSignal::Acked }, host);
+        flow.give_back(
+            flights,
+            from.qpn,
+            if missing { WindowSignal::Lost } else { WindowSignal::Acked { rtt: None } },
+            host,
+        );
         let due = std::mem::replace(&mut flow.due, (!flow.flights.is_empty()).then_some(now + QUESTION_FIRST));
         reschedule(&mut self.due, from, due, flow.due);
         Ok(())

@@ -22,7 +22,7 @@ use crate::host::{Count, Host, MemoryError, Train, Window, WindowSignal};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::recovery::{Due, Recovery};
 use crate::timer::{Nanos, Timer, TimerTable};
-use crate::verbs::{QpState, SendOp, SendWr};
+use crate::verbs::{QpState, SendWr};
 use crate::wqe::{Failure, Wqe};
 
 pub(crate) use send::{charge, fit};
@@ -239,7 +239,7 @@ impl Requester {
                 None => self.cursor.packet = 0,
             }
             wqe.finish(conn.init.qpn, conn.attr.dest_qpn, None, host);
-            if !self.queue.front().is_some_and(|wqe| matches!(wqe.op, SendOp::LocalInv { .. }) && wqe.started) {
+            if !self.queue.front().is_some_and(|wqe| wqe.is_of_this_host() && wqe.started) {
                 return;
             }
         }

@@ -266,10 +266,11 @@ impl Requester {
                 self.flights.pop_front();
             }
         }
-        if let Some(sent_at) = first_sent {
-            self.recovery.sample(now.saturating_sub(sent_at));
+        let rtt = first_sent.map(|sent_at| now.saturating_sub(sent_at));
+        if let Some(rtt) = rtt {
+            self.recovery.sample(rtt);
         }
-        give_back(returned, WindowSignal::Acked, host);
+        give_back(returned, WindowSignal::Acked { rtt }, host);
     }
 }
 

@@ -100,7 +100,7 @@ impl Requester {
             }
             start(wqe, conn, host)?;
         }
-        if let SendOp::LocalInv { .. } = wqe.op {
+        if wqe.is_of_this_host() {
             self.cursor = Cursor { index: self.cursor.index + 1, packet: 0 };
             if self.cursor.index == 1 {
                 self.complete_front(conn, host);
@@ -226,9 +226,8 @@ impl Requester {
 fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Failure> {
     let len = wqe.checked_len()?;
     match wqe.op {
-        SendOp::LocalInv { rkey } => {
-            host.invalidate(conn.init.pd, rkey, conn.init.qpn)
-                .map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))?;
+        _ if wqe.is_of_this_host() => {
+            wqe.change_key(conn.init.pd, conn.init.qpn, host)?;
             wqe.packets = 0;
             wqe.started = true;
             return Ok(());

@@ -22,6 +22,14 @@ const DEPTH_TOLERANCE: usize = 4;
 /// The same at least.
 const DEPTH_MIN: usize = 16;
 
+/// What a queue pair keeps of READs and atomics, when it has served as many as it may: nothing before it has served one, and less than
+/// 64 KiB ever.
+const _: () = {
+    let depth = crate::MAX_RD_ATOMIC as usize * DEPTH_TOLERANCE;
+    let answers = (depth + reply::REPLIES_MAX) * size_of::<Reply>();
+    assert!(depth * size_of::<Saved>() + answers < 64 << 10);
+};
+
 /// The message that is arriving.
 #[derive(Debug)]
 enum Message {
@@ -161,7 +169,7 @@ impl Responder {
         let owed = self.replies.iter().filter(|reply| matches!(reply, Reply::Read(_) | Reply::Atomic { .. })).count();
         assert_eq!(owed, self.replies_owed);
         assert!(self.replies_owed <= Self::depth(attr) && self.saved.len() <= Self::depth(attr));
-        assert!(self.replies.len() <= reply::REPLIES_MAX + 1, "{} answers", self.replies.len());
+        assert!(self.replies.len() - self.replies_owed <= reply::REPLIES_MAX + 1, "{} answers", self.replies.len());
         let naks = self
             .replies
             .iter()

@@ -11,7 +11,7 @@ use crate::qp::{Conn, Outcome, Upset};
 use crate::verbs::Access;
 use crate::wqe::{Wqe, pad, train_packets_max};
 
-/// ACKs and NAKs are not queued behind so many answers: only a peer that sends nonsense between READs gets there, and whoever means
+/// No more ACKs and NAKs wait among the answers of READs and atomics: only a peer that sends nonsense between READs gets there, and whoever means
 /// it well asks again.
 pub(super) const REPLIES_MAX: usize = 256;
 
@@ -23,12 +23,16 @@ impl Responder {
     /// Queues an ACK. One that is queued already and directly before it need not go: the later one says the same (IBA 9.7.5.1.2).
     pub(super) fn queue_ack(&mut self, psn: Psn) {
         let ack = Reply::Ack { psn, msn: self.msn };
-        let room = self.replies.len() < REPLIES_MAX;
+        let room = self.has_room_to_acknowledge();
         match self.replies.back_mut() {
             Some(last @ Reply::Ack { .. }) => *last = ack,
             _ if room => self.replies.push_back(ack),
             _ => {}
         }
+    }
+
+    fn has_room_to_acknowledge(&self) -> bool {
+        self.replies.len() - self.replies_owed < REPLIES_MAX
     }
 
     /// Queues a NAK, and tells if there was room for it.
@@ -40,7 +44,7 @@ impl Responder {
         };
         host.count(count, 1);
         let nak = Reply::Nak { psn, msn: self.msn, syndrome };
-        let room = self.replies.len() < REPLIES_MAX || is_fatal(syndrome);
+        let room = self.has_room_to_acknowledge() || is_fatal(syndrome);
         match self.replies.back_mut() {
             // The later one is the one to obey.
             Some(last @ Reply::Nak { .. }) => {
@@ -146,7 +150,7 @@ impl Responder {
     /// other the NAK is a ghost (IBA 9.7.5.1.4).
     fn refuse_again(&mut self, psn: Psn, error: MemoryError, host: &mut impl Host) {
         host.drop_packet(Drop::Access);
-        if self.replies.len() <= REPLIES_MAX {
+        if self.has_room_to_acknowledge() {
             host.count(Count::NakFatalSent, 1);
             self.replies.push_front(Reply::Nak { psn, msn: self.msn, syndrome: remote_syndrome(error) });
         }

@@ -16,11 +16,16 @@ impl Responder {
     /// Handles a request packet.
     pub(crate) fn handle_packet(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Outcome {
         let bth = &packet.headers.bth;
+        let ahead = bth.psn.diff(self.expected);
         let Some(request) = request(bth.opcode) else {
             host.drop_packet(Drop::BadOpcode);
-            return Ok(());
+            if ahead != 0 {
+                return Ok(());
+            }
+            // A request in its turn that is reserved, or not supported (IBA 9.7.4.1.4).
+            let fault = self.refuse(bth.psn, INVALID);
+            return Err(self.fatal(*fault, conn, host));
         };
-        let ahead = bth.psn.diff(self.expected);
         if ahead > 0 {
             self.gap(host);
             return Ok(());

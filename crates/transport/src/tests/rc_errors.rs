@@ -329,6 +329,20 @@ fn opcodes_out_of_sequence() {
 }
 
 #[test]
+fn requests_that_are_reserved_or_not_supported() {
+    for opcode in
+        [O::RC_RESYNC, O::RC_FLUSH, O::RC_ATOMIC_WRITE, ferroce_wire::Opcode(0x18), ferroce_wire::Opcode(0x1f)]
+    {
+        let (pair, answer) = injected(&[(opcode, 8, None)]);
+        assert_eq!(answer, Some(0x61), "{opcode}");
+        assert_eq!((pair.b.qp.state(), pair.b.host.dropped(Drop::BadOpcode)), (QpState::Err, 1), "{opcode}");
+        let (pair, answer) = injected(&[(O::RC_SEND_FIRST, 1024, None), (opcode, 8, None)]);
+        assert_eq!(answer, Some(0x61), "{opcode} inside a message");
+        assert_eq!(pair.b.host.received[0].status, WcStatus::RemInvReqErr);
+    }
+}
+
+#[test]
 fn lengths_that_do_not_fit() {
     let refused: &[&[(O, usize, Option<u32>)]] = &[
         &[(O::RC_SEND_FIRST, 1000, None)],
@@ -371,9 +385,8 @@ fn packets_that_are_not_for_this_queue_pair_change_nothing() {
         (with(|bth| bth.pkey = 0x8001), Drop::PKey),
         (with(|bth| bth.opcode = O::UC_SEND_ONLY), Drop::WrongTransport),
         (with(|bth| bth.opcode = O::UD_SEND_ONLY), Drop::WrongTransport),
-        (with(|bth| bth.opcode = O::RC_RESYNC), Drop::BadOpcode),
-        (with(|bth| bth.opcode = ferroce_wire::Opcode(0x1f)), Drop::BadOpcode),
-        (with(|bth| bth.opcode = O::RC_FLUSH), Drop::BadOpcode),
+        (with(|bth| (bth.opcode, bth.psn) = (O::RC_RESYNC, Psn::new(0x1001))), Drop::BadOpcode),
+        (with(|bth| (bth.opcode, bth.psn) = (ferroce_wire::Opcode(0x1f), Psn::new(0xfff))), Drop::BadOpcode),
         (with(|bth| bth.opcode = O::CNP), Drop::BadOpcode),
     ];
     for (headers, reason) in cases {

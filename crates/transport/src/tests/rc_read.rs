@@ -80,7 +80,7 @@ fn the_rest_of_an_old_answer_is_taken_after_a_repeat() {
             pair.run_for(0);
         };
         (0..4).filter(|&index| index < lost).for_each(|index| answer(&mut pair, index));
-        pair.run_for(220_000_000);
+        pair.run_for(290_000_000);
         assert!(requests(&pair).len() > 1, "asked again");
         (lost..4).for_each(|index| answer(&mut pair, index));
         assert_eq!(ends(&pair.a.host.sent), [(1, OK)], "lost {lost}");
@@ -312,4 +312,33 @@ fn a_long_repeat_whose_memory_is_gone_is_refused_once() {
         assert_eq!(answers(&pair, Who::B)[before..], [(syndrome.0, 0x1000)]);
         assert_eq!(pair.b.qp.state(), QpState::Rts);
     }
+}
+
+#[test]
+fn as_many_reads_as_the_limit_allows_are_outstanding_at_once_and_acknowledges_still_find_their_place() {
+    let limit = crate::MAX_RD_ATOMIC;
+    let attr = QpAttr { max_rd_atomic: limit, max_dest_rd_atomic: limit, ..Setup::new(QpType::Rc).attr };
+    let mut pair = Pair::with(&Setup { attr, ..Setup::new(QpType::Rc) });
+    for id in 0..u64::from(limit) {
+        pair.post(id, pair.read_op(0), 50_000, 8);
+    }
+    pair.drain();
+    assert!(requests(&pair).len() > 100, "as many as a new window lets through, before an answer");
+    pair.run();
+    assert_eq!(pair.a.host.sent.len(), usize::from(limit));
+    // A flood up to the responder's own bound, all in one batch, and a WRITE behind it.
+    let first = 0x1000 + u32::from(limit);
+    let flood = 4 * u32::from(limit);
+    for index in 0..flood {
+        pair.inject(Who::A, read_request(first + index, pair.b.region, 8), &[]);
+    }
+    let mut write = Headers::new(Bth::new(O::RC_WRITE_ONLY, 0, Psn::new(first + flood)));
+    write.reth = Some(Reth { va: 0, rkey: 0, len: 0 });
+    write.bth.ack_req = true;
+    pair.inject(Who::A, write, &[]);
+    let before = sent_by(&pair, Who::B).len();
+    pair.run_for(0);
+    let answers = sent_by(&pair, Who::B).split_off(before);
+    assert_eq!(answers.len(), flood as usize + 1);
+    assert_eq!(answers.last().unwrap().headers.bth.opcode, O::RC_ACKNOWLEDGE);
 }

@@ -85,7 +85,7 @@ fn a_window_that_others_hold_stops_the_queue_pair_until_polled_again() {
     pair.run_for(1_000_000_000);
     assert!(pair.seen.is_empty());
     assert_eq!(pair.a.host.counted(Count::Timeout), 0, "nothing was sent, so nothing times out");
-    pair.a.host.window_return(Window::Requests, 10_000, crate::WindowSignal::Acked);
+    pair.a.host.window_return(Window::Requests, 10_000, crate::WindowSignal::Acked { rtt: None });
     pair.run();
     assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
 }

@@ -165,11 +165,12 @@ impl<'a> Node<'a> {
             | SendOp::SendInv { .. }
             | SendOp::Write { .. }
             | SendOp::WriteImm { .. }
-            | SendOp::LocalInv { .. } => {}
+            | SendOp::LocalInv { .. }
+            | SendOp::BindMw(_) => {}
         }
     }
 
-    /// Binding a window is not in [`SendOp`] yet: the memory does it, without a completion.
+    /// Binds a window in the memory, without a request and its completion.
     fn bind(&mut self, act: &Act) {
         let number = |name| act.args.number(name).expect("a bind is complete");
         let key = act.results().number("mwkey").expect("the window's new key") as u32;

@@ -39,6 +39,7 @@ const FLUSH_ICRC: &str = "rxe: the ICRC of its FLUSH is wrong, so the queue pair
 const FLUSHED_FIRST: &str = "rxe: a local error completes as flushed; it is a protection error (IBA 11.6.2)";
 const WINDOW_BOUND: &str = "rxe: does not check the upper bound of a window";
 const INVALIDATE: &str = "rxe: acknowledges a SEND whose invalidation fails; we refuse it with a remote access error";
+const RESERVED: &str = "rxe: drops requests with reserved opcodes; we refuse them as invalid (IBA 9.7.4.1.4)";
 const TOO_LONG: &str = "rxe: says remote operational error to a SEND that is too long for its receive; that is a length \
                         error at the receiver and an invalid request to the sender, as hardware has it";
 const STRAY_PAYLOAD: &str = "rxe: answers a READ request with stray payload, with a broken response; we refuse it";
@@ -114,23 +115,24 @@ pub(crate) const KNOWN: &[Known] = &[
         &[
             "pair 0, frames 2, 4, 6: not sent: RC_READ_RESPONSE_ONLY",
             "pair 0, memory: a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2 instead of 88776655443322110100000000000000ffffffffffffffff",
+            "pair 0, end: also sent: RC_ACKNOWLEDGE NAK 0x61",
         ],
         NO_ATOMIC_WRITE,
     ),
-    known("rc-atomic-write-loss-req", B, &["pair 0, frame 3: not sent: RC_ACKNOWLEDGE NAK 0x62"], NO_ATOMIC_WRITE),
+    known(
+        "rc-atomic-write-loss-req",
+        B,
+        &["pair 0, frame 3: AETH syndrome NAK 0x61 instead of NAK 0x62"],
+        NO_ATOMIC_WRITE,
+    ),
     known(
         "rc-atomic-write-replay",
         B,
         &[
             "pair 0, frames 2, 4: not sent: RC_READ_RESPONSE_ONLY",
             "pair 0, memory: a2a2a2a2a2a2a2a2 instead of 0500000000000000",
+            "pair 0, end: also sent: RC_ACKNOWLEDGE NAK 0x61",
         ],
-        NO_ATOMIC_WRITE,
-    ),
-    known(
-        "rc-atomic-write-unaligned",
-        B,
-        &["pair 0, frame 2: not sent: RC_ACKNOWLEDGE NAK 0x61", "pair 0, state: 3 instead of 6"],
         NO_ATOMIC_WRITE,
     ),
     known("rc-dup-flush-awrite", A, &["pair 0, post flush: no such operation, not played any further"], NO_FLUSH),
@@ -154,6 +156,12 @@ pub(crate) const KNOWN: &[Known] = &[
         FLUSH_ICRC,
     ),
     known("rc-flush-icrc", B, &["pair 0, frame 5: not sent: RC_READ_RESPONSE_ONLY"], FLUSH_ICRC),
+    known(
+        "rc-flush-icrc",
+        B,
+        &["pair 0, state, state: 6 instead of 3", "pair 0, end: also sent: RC_ACKNOWLEDGE NAK 0x61"],
+        NO_FLUSH,
+    ),
     known("rc-flush-loss-req", B, &["pair 0, frame 3: not sent: RC_ACKNOWLEDGE NAK 0x62"], FLUSH_ICRC),
     known("rc-flush-replay", B, &["pair 0, frame 2: not sent: RC_READ_RESPONSE_ONLY"], FLUSH_ICRC),
     known("rc-local-prot-error", A, &["pair 0, send completion of 1: status 4 instead of 5"], FLUSHED_FIRST),
@@ -186,7 +194,6 @@ pub(crate) const KNOWN: &[Known] = &[
         TOO_LONG,
     ),
     known("rc-nak-invalid-request", B, &["pair 8, receive completion of 100: status 5 instead of 9"], RECEIVE_UNUSED),
-    known("rc-nak-length", A, &["pairs 0-9, 12, end: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known("rc-nak-length", B, &["pairs 0-1, receive completion of 101: status 5 instead of 9"], RECEIVE_UNUSED),
     known("rc-nak-length", B, &["pair 6, frame 43: not sent: RC_ACKNOWLEDGE NAK 0x61"], EARLY_LENGTH),
     known(
@@ -206,7 +213,19 @@ pub(crate) const KNOWN: &[Known] = &[
         &["pairs 6, 12, end: also sent: RC_ACKNOWLEDGE NAK 0x61"],
         EARLY_LENGTH_AND_STRAY_PAYLOAD,
     ),
-    known("rc-nak-opcode", A, &["pairs 0-5, end: also sent: RC_SEND_ONLY"], ATTEMPTS),
+    known(
+        "rc-nak-opcode",
+        B,
+        &[
+            "pairs 6-8, receive completion of 101, receive completion of 102, receive completion of 103: also: Recv WrFlushErr",
+            "pairs 6-8, state: 6 instead of 3",
+            "pair 6, frame 44: not sent: RC_ACKNOWLEDGE",
+            "pair 7, frame 49: not sent: RC_ACKNOWLEDGE",
+            "pair 8, frame 54: not sent: RC_ACKNOWLEDGE",
+            "pairs 6-8, end: also sent: RC_ACKNOWLEDGE NAK 0x61",
+        ],
+        RESERVED,
+    ),
     known("rc-netem", B, &["pair 0, frames 16, 26, 55, end: also sent: RC_ACKNOWLEDGE"], LOST_UNRECORDED),
     known("rc-peer-error-state", A, &["pair 0, end: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known("rc-peer-gone", A, &["pair 0, end: also sent: RC_SEND_ONLY"], ATTEMPTS),
@@ -235,7 +254,6 @@ pub(crate) const KNOWN: &[Known] = &[
         &["pair 0, frame 7: RC_READ_RESPONSE_FIRST instead of RC_READ_RESPONSE_MIDDLE"],
         READ_AGAIN,
     ),
-    known("rc-retry-0", A, &["pair 0, end 2 times: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known(
         "rc-retry-7-endless",
         A,
@@ -245,16 +263,6 @@ pub(crate) const KNOWN: &[Known] = &[
             "pair 0, state: 6 instead of 3",
         ],
         RETRY_7,
-    ),
-    known(
-        "rc-retry-exceeded",
-        A,
-        &[
-            "pair 0, end: also sent: RC_SEND_FIRST",
-            "pair 0, end: also sent: RC_SEND_LAST",
-            "pair 0, end: also sent: RC_SEND_ONLY",
-        ],
-        ATTEMPTS,
     ),
     known("rc-rnr-0", B, &["pair 0, frame 4: not sent: RC_ACKNOWLEDGE NAK 0x60"], RNR_SILENCE),
     known("rc-rnr-exceeded", A, &["pair 0, frame 3: also sent: RC_SEND_ONLY"], RNR_NEW),

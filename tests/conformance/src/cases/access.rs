@@ -25,7 +25,7 @@ const REFUSED: &str = "NAK remote access error with its PSN; no byte is touched;
 pub(super) const CASES: &[Case] = &[
     case(
         "Invalid R_Key",
-        "9.7.4.1.5, 9.9.3 (table 58)",
+        "9.7.4.1.5, 9.9.3",
         "WRITE, READ, FETCH ADD, COMPARE SWAP with the R_Key's last byte changed",
         REFUSED,
         |b| refused(b, &OPERATIONS, ALL, 0x5a, 0, 8),
@@ -128,7 +128,7 @@ pub(super) const CASES: &[Case] = &[
     }),
     case(
         "Queue pair without the right",
-        "9.7.4.1.4, 9.9.3 (table 58)",
+        "9.7.4.1.4, 9.9.3",
         "the region allows all; the queue pair has no REMOTE_WRITE, READ, ATOMIC: WRITE, READ, FETCH ADD, COMPARE SWAP",
         "NAK invalid request: the operation is not one that this queue pair supports",
         |b| {

@@ -103,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "Misaligned atomic",
-        "9.4.5, 9.9.3 (table 58)",
+        "9.4.5, 9.9.3",
         "FETCH ADD and COMPARE AND SWAP at an address that is no multiple of 8",
         "NAK invalid request; not executed; the queue pair goes to ERR",
         |b| {

@@ -116,7 +116,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "UD, receive without room for the GRH area or the payload",
-        "9.9.3 (table 58), 11.4.1.2",
+        "9.9.3, 11.4.1.2",
         "receives of 40 and 44 bytes for a datagram of 8",
         "not one byte behind the buffer is written; no completion tells success; the queue pair can still receive",
         |b| {

@@ -149,7 +149,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "Duplicate in a gap",
-        "9.7.5.1.3, 9.7.5.1.5",
+        "9.7.5.1.3, 9.7.5.2.4",
         "after a sequence NAK: an old WRITE, then the expected one",
         "the duplicate is acknowledged, the expected one too",
         |b| {

@@ -9,7 +9,7 @@ use crate::bench::{SETUP, add, pattern, status};
 pub(super) const CASES: &[Case] = &[
     case(
         "Sequence error",
-        "9.7.4.1.2, 9.7.5.1.5 (table 47, NAK code 0)",
+        "9.7.4.1.2, 9.7.5.2.4",
         "a SEND one PSN ahead, then the missing one, then it again",
         "NAK sequence error with the expected PSN; nothing of the packet is executed; both are executed after",
         |b| {
@@ -39,7 +39,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "One NAK for a gap",
-        "9.7.5.1.5",
+        "9.7.5.2.4",
         "five packets ahead of the expected PSN, then the expected one",
         "one NAK; then the ACK, nothing between",
         |b| {
@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "A NAK for each gap",
-        "9.7.5.1.5",
+        "9.7.5.2.4",
         "a gap, the expected packet, another gap",
         "the second gap has a NAK of its own",
         |b| {
@@ -68,7 +68,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "Gap in a message",
-        "9.7.4.1.2, 9.7.5.1.5",
+        "9.7.4.1.2, 9.7.5.2.4",
         "SEND FIRST, the MIDDLE lost, LAST; then MIDDLE and LAST",
         "NAK for the MIDDLE; the message goes on from there and is whole",
         |b| {

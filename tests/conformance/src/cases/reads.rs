@@ -140,7 +140,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "More READs than agreed on",
-        "9.7.4.1.4, 9.9.3 (table 58)",
+        "9.7.4.1.4, 9.9.3",
         "max_dest_rd_atomic 1; four READs without waiting",
         "each is answered, or NAK invalid request; nothing else",
         |b| {

@@ -33,7 +33,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "RNR NAK, packets behind it",
-        "9.7.5.2.8, 9.7.5.1.5",
+        "9.7.5.2.8, 9.7.5.2.4",
         "a SEND of three packets without a receive posted, then again with one",
         "one RNR NAK for the FIRST; what is behind it draws no further NAK",
         |b| {

@@ -1,0 +1,395 @@
+//! The connection manager of a service: whose ids are whose, and where events go.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use ferroce_cm::{
+    AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, Event, EventKind, Nanos,
+    Owner, ResolveParam, Service, State,
+};
+use ferroce_wire::mad::{PortSpace, RejReason};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::protocol::{CmEvent, CmReply, CmRequest};
+use super::{Gsi, Inbound};
+use crate::{ServiceError, seqpacket};
+
+/// Event channels of one client, at most.
+const CHANNELS_PER_CLIENT_MAX: usize = 1024;
+
+/// Messages from one channel that are taken before others get their turn.
+const TAKEN_PER_TURN: usize = 64;
+
+/// Everything of the connection manager that a service owns.
+#[derive(Debug)]
+pub(crate) struct Host {
+    cm: Cm,
+    gsi: Gsi,
+    /// Time 0 of `cm`.
+    epoch: Instant,
+    channels: BTreeMap<u64, Channel>,
+    last_channel: u64,
+    /// Where an id's events go.
+    channel_of: BTreeMap<CmId, u64>,
+    /// Channels whose descriptors the service shall watch differently: they have events to send, or none any more.
+    rewatch: Vec<u64>,
+    /// Packets that could not be sent.
+    pub(crate) unsent: u64,
+}
+
+/// The service's end of an event channel.
+#[derive(Debug)]
+struct Channel {
+    client: u64,
+    socket: OwnedFd,
+    /// Events that did not fit the socket.
+    waiting: VecDeque<Event>,
+}
+
+/// What the service does with a request.
+pub(crate) enum Outcome {
+    Reply(CmReply),
+    /// The number of the new channel, and the program's end of it.
+    Channel(u64, OwnedFd),
+}
+
+/// What a request needs to know about its client.
+pub(crate) struct Asker<'a> {
+    pub(crate) client: u64,
+    /// Whether a queue pair number lies in one of its lanes.
+    pub(crate) holds_qpn: &'a dyn Fn(u32) -> bool,
+    /// GUID of the device with a local address.
+    pub(crate) guid_of: &'a dyn Fn(std::net::IpAddr) -> Option<u64>,
+}
+
+impl Host {
+    pub(crate) fn new(port: u16) -> Host {
+        Host {
+            cm: Cm::new(Config::new(rand::random())),
+            gsi: Gsi::new(port),
+            epoch: Instant::now(),
+            channels: BTreeMap::new(),
+            last_channel: 0,
+            channel_of: BTreeMap::new(),
+            rewatch: Vec::new(),
+            unsent: 0,
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        self.epoch.elapsed().as_nanos() as Nanos
+    }
+
+    /// When [`Host::tick`] is due.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        self.cm.next_timeout().map(|at| self.epoch + std::time::Duration::from_nanos(at))
+    }
+
+    /// Nothing is left to do, not even for programs that are gone.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.cm.next_timeout().is_none() && self.channels.is_empty()
+    }
+
+    /// Time has passed.
+    pub(crate) fn tick(&mut self) {
+        let now = self.now();
+        if self.cm.next_timeout().is_some_and(|at| at <= now) {
+            self.cm.handle_timeout(now);
+            self.drain();
+        }
+    }
+
+    /// A packet to queue pair 1 arrived.
+    pub(crate) fn packet(&mut self, inbound: &Inbound<'_>) {
+        let now = self.now();
+        if let Err(reason) = self.cm.handle_packet(now, &inbound.arrival, inbound.payload) {
+            log::debug!("CM: from {}: {reason}", inbound.arrival.src);
+        }
+        self.drain();
+    }
+
+    /// A client is gone, with its ids and channels. Gives the channels' descriptors, which are watched no more.
+    pub(crate) fn remove_client(&mut self, client: u64) -> Vec<OwnedFd> {
+        let now = self.now();
+        self.cm.release_owner(now, Owner(client));
+        let theirs: Vec<u64> =
+            self.channels.iter().filter(|(_, channel)| channel.client == client).map(|(number, _)| *number).collect();
+        let sockets = theirs.iter().filter_map(|number| self.channels.remove(number)).map(|channel| channel.socket);
+        let sockets = sockets.collect();
+        self.channel_of.retain(|_, channel| self.channels.contains_key(channel));
+        self.drain();
+        sockets
+    }
+
+    /// Serves a request.
+    pub(crate) fn answer(&mut self, asker: &Asker<'_>, request: CmRequest) -> Result<Outcome, ServiceError> {
+        let outcome = match request {
+            CmRequest::OpenChannel => return self.open_channel(asker.client),
+            CmRequest::CreateId { channel, space, datagram } => self.create_id(asker, channel, space, datagram)?,
+            CmRequest::Migrate { id, channel } => self.migrate(asker, id, channel)?,
+            request => {
+                let reply = self.command(asker, request)?;
+                self.drain();
+                reply
+            }
+        };
+        Ok(Outcome::Reply(outcome))
+    }
+
+    fn open_channel(&mut self, client: u64) -> Result<Outcome, ServiceError> {
+        if self.channels.values().filter(|channel| channel.client == client).count() >= CHANNELS_PER_CLIENT_MAX {
+            let what = format!("the program has {CHANNELS_PER_CLIENT_MAX} event channels, which is the most for one");
+            return Err(ServiceError::new(libc::EMFILE, what));
+        }
+        let failed = |errno| ServiceError::system("no event channel: cannot make its socket", errno);
+        let (socket, theirs) = seqpacket::pair().map_err(failed)?;
+        // The program's end blocks until the program says otherwise.
+        rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::RDWR).map_err(failed)?;
+        self.last_channel += 1;
+        self.channels.insert(self.last_channel, Channel { client, socket, waiting: VecDeque::new() });
+        Ok(Outcome::Channel(self.last_channel, theirs))
+    }
+
+    /// A channel of the client.
+    fn own_channel(&self, client: u64, channel: u64) -> Result<(), ServiceError> {
+        match self.channels.get(&channel) {
+            Some(entry) if entry.client == client => Ok(()),
+            _ => Err(ServiceError::new(libc::EINVAL, format!("the program has no event channel {channel}"))),
+        }
+    }
+
+    /// An id of the client.
+    fn own_id(&self, client: u64, id: u64) -> Result<CmId, ServiceError> {
+        let cm_id = CmId::from_number(id);
+        match self.cm.owner(cm_id) {
+            Ok(owner) if owner == Owner(client) => Ok(cm_id),
+            _ => Err(ServiceError::new(libc::EINVAL, format!("the program has no id {id}"))),
+        }
+    }
+
+    fn create_id(
+        &mut self,
+        asker: &Asker<'_>,
+        channel: u64,
+        space: u16,
+        datagram: bool,
+    ) -> Result<CmReply, ServiceError> {
+        self.own_channel(asker.client, channel)?;
+        let space = PortSpace::from_number(space)
+            .ok_or_else(|| ServiceError::new(libc::EPROTONOSUPPORT, format!("unknown port space {space:#x}")))?;
+        let service = if datagram { Service::Datagram } else { Service::Connected };
+        let id = self.cm.create_id(Owner(asker.client), space, service).map_err(refused)?;
+        self.channel_of.insert(id, channel);
+        Ok(CmReply::Id { id: id.number() })
+    }
+
+    fn migrate(&mut self, asker: &Asker<'_>, id: u64, to: u64) -> Result<CmReply, ServiceError> {
+        let id = self.own_id(asker.client, id)?;
+        self.own_channel(asker.client, to)?;
+        let from = self.channel_of.insert(id, to).expect("an id has a channel");
+        if let Some(channel) = self.channels.get_mut(&from) {
+            let (theirs, others) = channel.waiting.drain(..).partition(|event| event.id == id);
+            channel.waiting = others;
+            let theirs: VecDeque<Event> = theirs;
+            self.channels.get_mut(&to).expect("it was just looked up").waiting.extend(theirs);
+            self.flush(to);
+        }
+        Ok(CmReply::Done)
+    }
+
+    fn command(&mut self, asker: &Asker<'_>, request: CmRequest) -> Result<CmReply, ServiceError> {
+        let (now, client) = (self.now(), asker.client);
+        match request {
+            CmRequest::OpenChannel | CmRequest::CreateId { .. } | CmRequest::Migrate { .. } => {
+                unreachable!("served before")
+            }
+            CmRequest::Bind { id, addr, reuse, v6_only } => {
+                let id = self.own_id(client, id)?;
+                let addr = self.cm.bind(id, addr, BindOptions { reuse, v6_only }).map_err(refused)?;
+                return Ok(CmReply::Address { addr });
+            }
+            CmRequest::QpParameters { id } => {
+                let id = self.own_id(client, id)?;
+                return Ok(CmReply::QpParameters(self.cm.qp_parameters(id).map_err(refused)?.into()));
+            }
+            CmRequest::Listen { id, backlog } => {
+                let id = self.own_id(client, id)?;
+                self.cm.listen(id, backlog)
+            }
+            CmRequest::Connect { id, path, port, param, private_data, ece } => {
+                let id = self.own_id(client, id)?;
+                own_qpn(asker, param.qpn)?;
+                let ca_guid = guid(asker, path.local)?;
+                let (path, param, ece) = (path.into(), param.into(), ece.into());
+                let connect = ConnectParam { path, port, ca_guid, param, private_data: &private_data, ece };
+                self.cm.connect(now, id, &connect)
+            }
+            CmRequest::Resolve { id, path, port, private_data } => {
+                let id = self.own_id(client, id)?;
+                guid(asker, path.local)?;
+                self.cm.resolve(now, id, &ResolveParam { path: path.into(), port, private_data: &private_data })
+            }
+            CmRequest::Accept { id, param, private_data, ece } => {
+                let id = self.own_id(client, id)?;
+                own_qpn(asker, param.qpn)?;
+                let (local, _) = self.cm.addresses(id).map_err(refused)?;
+                let ca_guid = local.map_or(Ok(0), |local| guid(asker, local.ip()))?;
+                let (param, ece) = (param.into(), ece.into());
+                self.cm.accept(now, id, &AcceptParam { ca_guid, param, private_data: &private_data, ece })
+            }
+            CmRequest::AcceptDatagram { id, qpn, qkey, private_data, ece } => {
+                let id = self.own_id(client, id)?;
+                own_qpn(asker, qpn)?;
+                let ece = ece.into();
+                let accept = AcceptDatagramParam { qpn, qkey, private_data: &private_data, ece };
+                self.cm.accept_datagram(now, id, &accept)
+            }
+            CmRequest::Reject { id, reason, private_data } => {
+                let id = self.own_id(client, id)?;
+                self.cm.reject(now, id, RejReason(reason), &private_data)
+            }
+            CmRequest::Establish { id } => {
+                let id = self.own_id(client, id)?;
+                self.cm.establish(id)
+            }
+            CmRequest::Notify { id } => {
+                let id = self.own_id(client, id)?;
+                self.cm.notify(id)
+            }
+            CmRequest::Disconnect { id } => {
+                let id = self.own_id(client, id)?;
+                self.cm.disconnect(now, id)
+            }
+            CmRequest::Destroy { id } => {
+                let id = self.own_id(client, id)?;
+                let listened = self.cm.state(id) == Ok(State::Listen);
+                let outcome = self.cm.destroy(now, id);
+                self.channel_of.remove(&id);
+                if listened {
+                    // Requests that were not taken went with it.
+                    self.channel_of.retain(|id, _| self.cm.owner(*id).is_ok());
+                }
+                outcome
+            }
+        }
+        .map_err(refused)?;
+        Ok(CmReply::Done)
+    }
+
+    /// Sends what the machine wants to send, and hands its events out.
+    fn drain(&mut self) {
+        while let Some(transmit) = self.cm.poll_transmit() {
+            if let Err(error) = self.gsi.send(&transmit) {
+                // As if it had been lost: the machine sends again, or the peer does.
+                self.unsent += 1;
+                log::debug!("CM: cannot send to {}: {error}", transmit.path.remote);
+            }
+        }
+        while let Some(event) = self.cm.poll_event() {
+            if let EventKind::ConnectRequest(request) = &event.kind
+                && let Some(channel) = self.channel_of.get(&request.listener).copied()
+            {
+                self.channel_of.insert(event.id, channel);
+            }
+            let Some(number) = self.channel_of.get(&event.id).copied() else { continue };
+            let Some(channel) = self.channels.get_mut(&number) else { continue };
+            channel.waiting.push_back(event);
+            self.flush(number);
+        }
+    }
+
+    /// Sends events until the channel's socket is full.
+    pub(crate) fn flush(&mut self, number: u64) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let waited = !channel.waiting.is_empty();
+        while let Some(event) = channel.waiting.pop_front() {
+            // Its id was given up meanwhile.
+            if self.cm.owner(event.id).is_err() {
+                self.channel_of.remove(&event.id);
+                continue;
+            }
+            let message = serde_json::to_vec(&CmEvent::from(event.clone())).expect("events have string keys");
+            match seqpacket::send(&channel.socket, &[&message], &[], SendFlags::DONTWAIT) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    channel.waiting.push_front(event);
+                    break;
+                }
+                // Its other end is closed; the hang-up follows.
+                Err(_) => channel.waiting.clear(),
+            }
+        }
+        if waited || !channel.waiting.is_empty() {
+            self.rewatch.push(number);
+        }
+    }
+
+    /// Channels to watch differently, each with its descriptor and whether it waits for room.
+    pub(crate) fn rewatch(&mut self) -> impl Iterator<Item = (u64, BorrowedFd<'_>, bool)> {
+        let numbers = std::mem::take(&mut self.rewatch);
+        numbers.into_iter().filter_map(|number| {
+            let channel = self.channels.get(&number)?;
+            Some((number, channel.socket.as_fd(), !channel.waiting.is_empty()))
+        })
+    }
+
+    /// The service's end of a channel.
+    pub(crate) fn channel_fd(&self, number: u64) -> Option<BorrowedFd<'_>> {
+        self.channels.get(&number).map(|channel| channel.socket.as_fd())
+    }
+
+    /// The program took events: those that were requests free their places in the backlog. Gives the descriptor if the program has
+    /// closed its end for good; its ids are gone then.
+    pub(crate) fn serve_channel(&mut self, number: u64, hung_up: bool) -> Option<OwnedFd> {
+        for _ in 0..TAKEN_PER_TURN {
+            let channel = self.channels.get(&number)?;
+            let client = channel.client;
+            let mut id = [0; 8];
+            match seqpacket::recv(&channel.socket, &mut id, RecvFlags::DONTWAIT) {
+                Ok(received) if received.len == 8 => {
+                    if let Ok(id) = self.own_id(client, u64::from_le_bytes(id)) {
+                        self.cm.take_request(id);
+                    }
+                }
+                Ok(received) if received.len > 0 => {}
+                Err(Errno::AGAIN) if !hung_up => return None,
+                Err(Errno::INTR) => {}
+                Ok(_) | Err(_) => return self.close_channel(number),
+            }
+        }
+        None
+    }
+
+    fn close_channel(&mut self, number: u64) -> Option<OwnedFd> {
+        let channel = self.channels.remove(&number)?;
+        let now = self.now();
+        let ids: Vec<CmId> = self.channel_of.iter().filter(|(_, at)| **at == number).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.channel_of.remove(&id);
+            // A listener takes requests with it that come later in this list.
+            let _gone = self.cm.destroy(now, id);
+        }
+        self.drain();
+        Some(channel.socket)
+    }
+}
+
+fn refused(error: CmError) -> ServiceError {
+    ServiceError::new(error.errno(), error.to_string())
+}
+
+/// Queue pairs are the program's own: others' numbers would stop them from connecting.
+fn own_qpn(asker: &Asker<'_>, qpn: u32) -> Result<(), ServiceError> {
+    if (asker.holds_qpn)(qpn) {
+        Ok(())
+    } else {
+        Err(ServiceError::new(libc::EINVAL, format!("queue pair {qpn:#x} is in no lane of this program")))
+    }
+}
+
+fn guid(asker: &Asker<'_>, local: std::net::IpAddr) -> Result<u64, ServiceError> {
+    (asker.guid_of)(local.to_canonical())
+        .ok_or_else(|| ServiceError::new(libc::ENODEV, format!("no RDMA device has the address {local}")))
+}

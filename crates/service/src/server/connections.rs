@@ -1,0 +1,93 @@
+//! Requests about connections, and packets to queue pair 1.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+
+use super::{Service, Source};
+use crate::cm::protocol::{CmReply, CmRequest};
+use crate::cm::{Asker, Inbound, Outcome};
+use crate::devices::{self, ListOptions};
+use crate::protocol::Reply;
+use crate::{LANE_SHIFT, ServiceError};
+
+/// How long the list of devices is good.
+const DEVICES_FRESH: Duration = Duration::from_secs(1);
+
+impl Service {
+    pub(super) fn answer_cm(&mut self, id: u64, request: u64, asked: CmRequest) {
+        // Whoever wants events wants packets: the port is open from the first channel on.
+        let opened = match asked {
+            CmRequest::OpenChannel => self.open_group().map(drop),
+            CmRequest::Connect { .. } | CmRequest::Accept { .. } | CmRequest::Resolve { .. } => self.look_up_guids(),
+            _ => Ok(()),
+        };
+        let lanes = &self.clients[&id].lanes;
+        let holds_qpn = |qpn: u32| u16::try_from(qpn >> LANE_SHIFT).is_ok_and(|lane| lanes.contains_key(&lane));
+        let guids = self.guids.as_ref().map(|(_, guids)| guids);
+        let guid_of = |addr: IpAddr| guids.and_then(|guids| guids.get(&addr).copied());
+        let asker = Asker { client: id, holds_qpn: &holds_qpn, guid_of: &guid_of };
+        match opened.and_then(|()| self.cm.answer(&asker, asked)) {
+            Ok(Outcome::Reply(reply)) => self.reply(id, request, Reply::Cm(reply), &[]),
+            Ok(Outcome::Channel(channel, theirs)) => {
+                let ours = self.cm.channel_fd(channel).expect("it was just made");
+                if let Err(errno) =
+                    epoll::add(&self.epoll, ours, Source::Channel(channel).token(), epoll::EventFlags::IN)
+                {
+                    let error = ServiceError::system("no event channel: cannot watch it", errno);
+                    return self.reply_error(id, request, error.errno(), error.to_string());
+                }
+                self.reply(id, request, Reply::Cm(CmReply::Channel { channel }), &[theirs.as_fd()]);
+            }
+            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+        }
+        self.rewatch_channels();
+    }
+
+    /// Addresses of devices, at most a second old.
+    fn look_up_guids(&mut self) -> Result<(), ServiceError> {
+        let now = Instant::now();
+        if self.guids.as_ref().is_some_and(|(at, _)| now < *at + DEVICES_FRESH) {
+            return Ok(());
+        }
+        let mut guids = BTreeMap::new();
+        for device in devices::list(ListOptions { loopback: true })? {
+            for entry in device.gids {
+                guids.entry(entry.addr).or_insert(device.guid);
+            }
+        }
+        self.guids = Some((now, guids));
+        Ok(())
+    }
+
+    /// A packet from the network to queue pair 1. (Lanes do not hand such packets in: a program could make them up.)
+    pub(super) fn management_packet(&mut self, src: SocketAddr, dst: IpAddr, packet: &[u8]) {
+        self.counters.management += 1;
+        match Inbound::parse(src, dst, packet) {
+            Ok(inbound) => self.cm.packet(&inbound),
+            Err(reason) => log::debug!("queue pair 1: from {src}: {reason}"),
+        }
+    }
+
+    pub(super) fn serve_channel(&mut self, channel: u64, flags: epoll::EventFlags) {
+        let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        self.cm.flush(channel);
+        if let Some(socket) = self.cm.serve_channel(channel, hung_up) {
+            self.unwatch(&socket);
+        }
+        self.rewatch_channels();
+    }
+
+    /// Waits for room where events wait.
+    pub(super) fn rewatch_channels(&mut self) {
+        for (channel, socket, waits) in self.cm.rewatch() {
+            let flags = if waits { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            if let Err(errno) = epoll::modify(&self.epoll, socket, Source::Channel(channel).token(), flags) {
+                log::error!("cannot change how an event channel is watched: {errno}");
+            }
+        }
+    }
+}
