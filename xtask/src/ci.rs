@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::process::{elapsed, print, run, say, watch};
-use crate::{checks, dist, programs};
+use crate::{checks, dist, interop, programs};
 
 /// Tests counted from the closing lines of `cargo test` and of the program matrix.
 #[derive(Default)]
@@ -65,6 +65,9 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
             Ok(())
         }),
         ("stock programs, a small set", |root, tally| programs::smoke(root, |line| tally.look(line))),
+        ("stock programs between Ferroce and a Linux kernel in QEMU, a small set", |root, tally| {
+            interop::smoke(root, |line| tally.look(line))
+        }),
     ];
     let mut broken = Vec::new();
     for (i, (name, step)) in steps.iter().enumerate() {

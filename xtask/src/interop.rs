@@ -9,6 +9,12 @@ use crate::ci::cargo;
 use crate::dist;
 use crate::process::watch;
 
+/// The small set of CI, on what `cargo xtask build` left. Each line of output goes to `look`.
+pub(crate) fn smoke(root: &Path, look: impl FnMut(&str)) -> Result<()> {
+    let install = dist::folder(root)?;
+    finish(watch(bench(root, &install).arg("smoke"), look)?)
+}
+
 /// The whole matrix, or what `arguments` say.
 pub(crate) fn interop(root: &Path, arguments: &[String]) -> Result<()> {
     let install = dist::build(root)?;

@@ -40,7 +40,8 @@ impl Default for StartOptions {
             port: ROCE_PORT,
             candidates: Vec::new(),
             program: String::new(),
-            patience: Duration::from_secs(2),
+            // On a machine with many more runnable threads than cores everything takes seconds.
+            patience: Duration::from_secs(6),
         }
     }
 }

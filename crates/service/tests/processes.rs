@@ -18,7 +18,8 @@ use ferroce_service::protocol::Status;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 13] = [
+const TESTS: [(&str, Test); 14] = [
+    ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("a_crash_of_the_service_moves_no_packet", a_crash_of_the_service_moves_no_packet),
     ("crashes_in_the_midst_of_changes_lose_nothing", crashes_in_the_midst_of_changes_lose_nothing),
     ("programs_that_start_at_once_share_one_service", programs_that_start_at_once_share_one_service),
@@ -524,6 +525,54 @@ fn a_crash_of_the_service_moves_no_packet(scene: &Scene) {
     all.into_iter().for_each(Traffic::release);
     let status = wait_for(&client, "everything is returned", |status| lanes(status) == 0 && status.lingering == 0);
     assert!(status.sockets <= 3, "{status:?}");
+}
+
+/// The worker is killed: event channels end, connections are adopted by the next worker, and end in order.
+fn connections_outlive_a_crash_of_the_service(scene: &Scene) {
+    use ferroce_service::cm::client::EventChannel;
+    use ferroce_service::cm::protocol::{CmRequest, Ece, Param};
+    use ferroce_service::cm::route;
+
+    let clients = [scene.connect_or_start(), scene.connect_or_start()];
+    let leases = clients.each_ref().map(|client| client.lease_lane().unwrap());
+    let channels = clients.each_ref().map(|client| EventChannel::open(client).unwrap());
+    let expect = |channel: &EventChannel, code: u32| {
+        let event = channel.next_event().unwrap();
+        assert_eq!(event.code, code, "{event:?}");
+        event.id
+    };
+    let param = |end: usize| Param { qpn: u32::from(leases[end].lane()) << 14 | 0x33, ..Param::default() };
+    let (private_data, ece) = (Vec::new(), Ece::default());
+
+    let listener = clients[1].cm_create_id(&channels[1], 0x0106, false).unwrap();
+    let addr = clients[1].cm_bind(listener, "127.0.0.1:0".parse().unwrap(), false, false).unwrap();
+    clients[1].cm(CmRequest::Listen { id: listener, backlog: 1 }).unwrap();
+    let path = route::resolve(addr, None).unwrap().path;
+    let active = clients[0].cm_create_id(&channels[0], 0x0106, false).unwrap();
+    let (port, data) = (addr.port(), private_data.clone());
+    clients[0].cm(CmRequest::Connect { id: active, path, port, param: param(0), private_data: data, ece }).unwrap();
+    let passive = expect(&channels[1], 4);
+    clients[1].cm(CmRequest::Accept { id: passive, param: param(1), private_data, ece }).unwrap();
+    expect(&channels[0], 5);
+    clients[0].cm(CmRequest::Establish { id: active }).unwrap();
+    expect(&channels[1], 9);
+    let kept = [clients[0].cm_keep(active).unwrap(), clients[1].cm_keep(passive).unwrap()];
+    assert!(clients[1].cm_adopt(&channels[1], &kept[1]).is_err(), "it is there");
+
+    let before = clients[0].status().unwrap();
+    kill(before.pid);
+    for channel in &channels {
+        assert_eq!(channel.next_event().unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+    }
+    let channels = clients.each_ref().map(|client| EventChannel::open(client).unwrap());
+    assert!(clients[0].cm_adopt(&channels[0], &kept[1]).is_err(), "the other program's queue pair");
+    let active = clients[0].cm_adopt(&channels[0], &kept[0]).unwrap();
+    let passive = clients[1].cm_adopt(&channels[1], &kept[1]).unwrap();
+    clients[0].cm(CmRequest::Disconnect { id: active }).unwrap();
+    assert_eq!(expect(&channels[1], 10), passive);
+    clients[1].cm(CmRequest::Disconnect { id: passive }).unwrap();
+    assert_eq!(expect(&channels[0], 10), active);
+    assert_eq!(clients[0].status().unwrap().restarts, 1);
 }
 
 fn crashes_in_the_midst_of_changes_lose_nothing(scene: &Scene) {

@@ -19,7 +19,7 @@ use crate::remote::{Agent, PORT, Reply};
 /// Boots until the guest is given up: kernels under emulation sometimes panic early.
 const BOOTS: u32 = 4;
 /// Longest time from QEMU's start to the agent's first word, on a busy machine.
-const BOOT_LIMIT: Duration = Duration::from_secs(100);
+const BOOT_LIMIT: Duration = Duration::from_secs(150);
 /// Longest time in which the agent must answer a small question.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// What the kernel writes on its console when it is broken.

@@ -10,6 +10,8 @@ use crate::needs::last_line;
 
 /// Kernel series that are known to have `rdma_rxe`, the best first.
 const SERIES: &[&str] = &["6.12", "6.1"];
+/// A mirror that does not answer at once is asked again.
+const RETRIES: &str = "--option=Acquire::Retries=3";
 /// What of the package is unpacked.
 const PARTS: &[&str] = &[
     "./boot/vmlinuz-*",
@@ -50,7 +52,7 @@ impl Kernel {
             Some(package) => package,
             None => {
                 // Package lists are empty or old in fresh containers.
-                apt("apt-get", &["update", "--quiet=2"], Path::new("/"))?;
+                apt("apt-get", &["update", "--quiet=2", RETRIES], Path::new("/"))?;
                 newest_package()?.ok_or_else(|| {
                     anyhow!("no kernel package linux-image-6.12* or 6.1* is known to apt: it needs Debian's lists (apt-get update)")
                 })?
@@ -108,7 +110,7 @@ fn download(package: &str, cache: &Path) -> Result<()> {
     let kernels = cache.join("kernels");
     fs::create_dir_all(&kernels).with_context(|| format!("cannot make {}", kernels.display()))?;
     let work = tempfile::Builder::new().prefix(".download-").tempdir_in(cache).context("cannot make a folder")?;
-    apt("apt-get", &["download", "--quiet=2", package], work.path())
+    apt("apt-get", &["download", "--quiet=2", RETRIES, package], work.path())
         .context("cannot download the guest's kernel: is the package mirror reachable?")?;
     let deb = fs::read_dir(work.path())?
         .flatten()

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use program_tests::interrupt;
 
-use crate::line::{self, Options};
+use crate::line::{self, Counted, Options};
 use crate::table::Line;
 use crate::trouble::{Blame, Trouble};
 use crate::world::World;
@@ -44,10 +44,21 @@ pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
             }
             number += 1;
             let begun = Instant::now();
-            let entered = world.enter(line.place);
-            // A guest that does not boot for this line will not boot for the next.
-            let hopeless = entered.is_err() && !world.has_guest();
-            let result = entered.and_then(|()| line::run(line, world, &plan.options));
+            let mut attempt = attempt(line, plan, world);
+            for _ in 1..ATTEMPTS {
+                let Err(trouble) = &attempt.result else { break };
+                let Some(reason) = excuse(trouble) else { break };
+                if attempt.hopeless || interrupt::interrupted() {
+                    break;
+                }
+                say(&format!(
+                    "[{number}/{total}] {}: once more: {reason}\n{}",
+                    line.id,
+                    indented(&trouble.to_string())
+                ));
+                attempt = self::attempt(line, plan, world);
+            }
+            let Attempt { result, hopeless } = attempt;
             if interrupt::interrupted() {
                 return summary;
             }
@@ -65,21 +76,53 @@ pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
                     }
                 }
                 Err(trouble) => {
-                    let trouble = blame(trouble, world);
                     text += &format!(" ... FAILED ({seconds:.1} s)\n{}", indented(&trouble.to_string()));
                     summary
                         .failed
                         .push((line.id.clone(), format!("{}: {}", trouble.blame.word(), trouble.failure.what())));
                 }
             }
-            // A closed stdout must not end the run: guards would not work.
-            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+            say(&text);
             if hopeless {
                 return summary;
             }
         }
     }
     summary
+}
+
+/// Attempts at a line that failed for a reason that says nothing of it.
+const ATTEMPTS: u32 = 3;
+
+/// Why a failure says nothing of the line, if so.
+fn excuse(trouble: &Trouble) -> Option<&'static str> {
+    // perftest compares two clocks before it reports, and gives up where they do not agree.
+    const CLOCK: &str = "Can't produce a report";
+    match trouble.blame {
+        Blame::Guest | Blame::Network => Some("an emulated kernel may break by itself; this is a new guest"),
+        Blame::Program | Blame::Protocol => {
+            trouble.to_string().contains(CLOCK).then_some("perftest cannot measure the clock of a busy machine")
+        }
+    }
+}
+
+/// What came of a line.
+struct Attempt {
+    result: Result<Counted, Trouble>,
+    /// A guest that did not boot for this line will not boot for the next.
+    hopeless: bool,
+}
+
+fn attempt(line: &Line, plan: &Plan, world: &mut World) -> Attempt {
+    let entered = world.enter(line.place);
+    let hopeless = entered.is_err() && !world.has_guest();
+    let result = entered.and_then(|()| line::run(line, world, &plan.options)).map_err(|trouble| blame(trouble, world));
+    Attempt { result, hopeless }
+}
+
+fn say(text: &str) {
+    // A closed stdout must not end the run: guards would not work.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
 /// Looks whether guest and network are in order before a program or the protocol is blamed; a broken guest is given up,
@@ -112,7 +155,18 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
+    use program_tests::failure::Failure;
+
     use super::*;
+
+    #[test]
+    fn what_the_protocol_did_is_no_excuse() {
+        assert!(excuse(&Trouble::protocol(Failure::new("wrong bytes"))).is_none());
+        assert!(excuse(&Trouble::program(Failure::new("exited with 1"))).is_none());
+        assert!(excuse(&Trouble::guest(Failure::new("panic"))).is_some());
+        let clock = Failure::new("exited with 1").with("Can't produce a report".to_owned());
+        assert!(excuse(&Trouble::protocol(clock)).is_some());
+    }
 
     #[test]
     fn the_last_line_counts() {

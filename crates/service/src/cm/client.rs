@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::protocol::{CmEvent, CmReply, CmRequest, Detail, EVENT_BYTES_MAX, QpParameters};
+use super::protocol::{CmEvent, CmReply, CmRequest, Detail, EVENT_BYTES_MAX, Kept, QpParameters};
 use crate::client::Client;
 use crate::{ServiceError, seqpacket};
 
@@ -74,6 +74,24 @@ impl Client {
     /// A new id on a channel, by number of its port space (`rdma_create_id`).
     pub fn cm_create_id(&self, channel: &EventChannel, space: u16, datagram: bool) -> Result<u64, ServiceError> {
         match self.cm_exchange(CmRequest::CreateId { channel: channel.number, space, datagram })? {
+            (CmReply::Id { id }, _) => Ok(id),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// What is needed to go on with an established connection after a crash of the service ([`Client::cm_adopt`]). Nobody else should
+    /// have it: whoever has can end the connection.
+    pub fn cm_keep(&self, id: u64) -> Result<Kept, ServiceError> {
+        match self.cm_exchange(CmRequest::Keep { id })? {
+            (CmReply::Kept(kept), _) => Ok(kept),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Goes on with a connection after a crash of the service, which shows as the end of the event channel (ECONNRESET). Gives its
+    /// new id.
+    pub fn cm_adopt(&self, channel: &EventChannel, connection: &Kept) -> Result<u64, ServiceError> {
+        match self.cm_exchange(CmRequest::Adopt { channel: channel.number, connection: *connection })? {
             (CmReply::Id { id }, _) => Ok(id),
             (other, _) => Err(unexpected(&other)),
         }

@@ -12,7 +12,7 @@ use ferroce_wire::mad::{PortSpace, RejReason};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::protocol::{CmEvent, CmReply, CmRequest};
+use super::protocol::{CmEvent, CmReply, CmRequest, Kept};
 use super::{Gsi, Inbound};
 use crate::{ServiceError, seqpacket};
 
@@ -129,6 +129,7 @@ impl Host {
             CmRequest::OpenChannel => return self.open_channel(asker.client),
             CmRequest::CreateId { channel, space, datagram } => self.create_id(asker, channel, space, datagram)?,
             CmRequest::Migrate { id, channel } => self.migrate(asker, id, channel)?,
+            CmRequest::Adopt { channel, connection } => self.adopt(asker, channel, &connection)?,
             request => {
                 let reply = self.command(asker, request)?;
                 self.drain();
@@ -177,10 +178,19 @@ impl Host {
         datagram: bool,
     ) -> Result<CmReply, ServiceError> {
         self.own_channel(asker.client, channel)?;
-        let space = PortSpace::from_number(space)
-            .ok_or_else(|| ServiceError::new(libc::EPROTONOSUPPORT, format!("unknown port space {space:#x}")))?;
+        let space = PortSpace::from_number(space).ok_or_else(|| unknown_space(space))?;
         let service = if datagram { Service::Datagram } else { Service::Connected };
         let id = self.cm.create_id(Owner(asker.client), space, service).map_err(refused)?;
+        self.channel_of.insert(id, channel);
+        Ok(CmReply::Id { id: id.number() })
+    }
+
+    fn adopt(&mut self, asker: &Asker<'_>, channel: u64, connection: &Kept) -> Result<CmReply, ServiceError> {
+        self.own_channel(asker.client, channel)?;
+        own_qpn(asker, connection.param.qpn)?;
+        guid(asker, connection.path.local)?;
+        let established = connection.established().ok_or_else(|| unknown_space(connection.space))?;
+        let id = self.cm.adopt(Owner(asker.client), &established).map_err(refused)?;
         self.channel_of.insert(id, channel);
         Ok(CmReply::Id { id: id.number() })
     }
@@ -202,8 +212,13 @@ impl Host {
     fn command(&mut self, asker: &Asker<'_>, request: CmRequest) -> Result<CmReply, ServiceError> {
         let (now, client) = (self.now(), asker.client);
         match request {
-            CmRequest::OpenChannel | CmRequest::CreateId { .. } | CmRequest::Migrate { .. } => {
-                unreachable!("served before")
+            CmRequest::OpenChannel
+            | CmRequest::CreateId { .. }
+            | CmRequest::Migrate { .. }
+            | CmRequest::Adopt { .. } => unreachable!("served before"),
+            CmRequest::Keep { id } => {
+                let id = self.own_id(client, id)?;
+                return Ok(CmReply::Kept(self.cm.established(id).map_err(refused)?.into()));
             }
             CmRequest::Bind { id, addr, reuse, v6_only } => {
                 let id = self.own_id(client, id)?;
@@ -374,6 +389,10 @@ impl Host {
         self.drain();
         Some(channel.socket)
     }
+}
+
+fn unknown_space(space: u16) -> ServiceError {
+    ServiceError::new(libc::EPROTONOSUPPORT, format!("unknown port space {space:#x}"))
 }
 
 fn refused(error: CmError) -> ServiceError {

@@ -11,6 +11,10 @@
 //! A program opens *event channels*: each is a socket of which it holds one end; it is readable when an event waits, and obeys
 //! O_NONBLOCK. Ids are made on a channel and owned by the client that made them. A client's ids end with it, and a channel's ids
 //! with the last copy of its descriptor.
+//!
+//! A service that takes over after a crash knows no connections: channels end (ECONNRESET). Programs open new ones, adopt the
+//! connections that they kept ([`client`]), and listen again; what was not established yet is lost, and its peers hear of it by
+//! their retries.
 
 pub mod client;
 mod gsi;

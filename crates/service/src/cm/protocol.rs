@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ferroce_cm as cm;
-use ferroce_wire::mad::Ece as WireEce;
+use ferroce_wire::mad::{Ece as WireEce, PortSpace};
 use serde::{Deserialize, Serialize};
 
 /// Longest event, in bytes.
@@ -132,6 +132,19 @@ pub enum CmRequest {
         /// The id.
         id: u64,
     },
+    /// What a service that is started anew needs to go on with an established connection. Answered by [`CmReply::Kept`].
+    Keep {
+        /// The id.
+        id: u64,
+    },
+    /// Goes on with a connection of a service that crashed. Answered by [`CmReply::Id`]; EBUSY or EINVAL: another connection has
+    /// its queue pair or its numbers.
+    Adopt {
+        /// Where its events go.
+        channel: u64,
+        /// From [`CmReply::Kept`].
+        connection: Kept,
+    },
 }
 
 /// What the service answers; a refusal is [`Reply::Error`](crate::protocol::Reply::Error).
@@ -142,7 +155,7 @@ pub enum CmReply {
         /// Its number.
         channel: u64,
     },
-    /// To `CreateId`.
+    /// To `CreateId` and `Adopt`.
     Id {
         /// Its number.
         id: u64,
@@ -154,6 +167,8 @@ pub enum CmReply {
     },
     /// To `QpParameters`.
     QpParameters(QpParameters),
+    /// To `Keep`.
+    Kept(Kept),
     /// To the others.
     Done,
 }
@@ -267,6 +282,66 @@ pub struct QpParameters {
     pub retry_cnt: u8,
     pub rnr_retry: u8,
     pub uc: bool,
+}
+
+/// An established connection, for the service that comes after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Kept {
+    pub space: u16,
+    pub active: bool,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub path: Path,
+    pub comm_id: u32,
+    pub remote_comm_id: u32,
+    pub remote_ca_guid: u64,
+    pub param: Param,
+    pub remote_qpn: u32,
+    pub psn: u32,
+    pub remote_psn: u32,
+    pub tid: u64,
+}
+
+impl From<cm::Established> for Kept {
+    fn from(established: cm::Established) -> Kept {
+        Kept {
+            space: established.space as u16,
+            active: established.active,
+            local: established.local,
+            peer: established.peer,
+            path: established.path.into(),
+            comm_id: established.comm_id,
+            remote_comm_id: established.remote_comm_id,
+            remote_ca_guid: established.remote_ca_guid,
+            param: established.param.into(),
+            remote_qpn: established.remote_qpn,
+            psn: established.psn,
+            remote_psn: established.remote_psn,
+            tid: established.tid,
+        }
+    }
+}
+
+impl Kept {
+    /// For the machine. `None`: there is no such port space.
+    pub(crate) fn established(&self) -> Option<cm::Established> {
+        Some(cm::Established {
+            space: PortSpace::from_number(self.space)?,
+            active: self.active,
+            local: self.local,
+            peer: self.peer,
+            path: self.path.into(),
+            comm_id: self.comm_id,
+            remote_comm_id: self.remote_comm_id,
+            remote_ca_guid: self.remote_ca_guid,
+            param: self.param.into(),
+            remote_qpn: self.remote_qpn,
+            psn: self.psn,
+            remote_psn: self.remote_psn,
+            tid: self.tid,
+        })
+    }
 }
 
 impl From<Param> for cm::ConnectionParam {
@@ -468,5 +543,23 @@ mod tests {
         assert_eq!(Param::from(cm::ConnectionParam::from(PARAM)), PARAM);
         assert_eq!(Path::from(cm::Path::from(path())), path());
         assert_eq!(Ece::from(WireEce::from(ECE)), ECE);
+        let addr = SocketAddr::new(path().local, 7);
+        let kept = Kept {
+            space: 0x0106,
+            active: true,
+            local: addr,
+            peer: addr,
+            path: path(),
+            comm_id: 1,
+            remote_comm_id: 2,
+            remote_ca_guid: 3,
+            param: PARAM,
+            remote_qpn: 4,
+            psn: 5,
+            remote_psn: 6,
+            tid: 7,
+        };
+        assert_eq!(kept.established().map(Kept::from), Some(kept));
+        assert_eq!(Kept { space: 1, ..kept }.established(), None);
     }
 }

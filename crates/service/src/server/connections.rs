@@ -22,7 +22,10 @@ impl Service {
         // Whoever wants events wants packets: the port is open from the first channel on.
         let opened = match asked {
             CmRequest::OpenChannel => self.open_group().map(drop),
-            CmRequest::Connect { .. } | CmRequest::Accept { .. } | CmRequest::Resolve { .. } => self.look_up_guids(),
+            CmRequest::Connect { .. }
+            | CmRequest::Accept { .. }
+            | CmRequest::Resolve { .. }
+            | CmRequest::Adopt { .. } => self.look_up_guids(),
             _ => Ok(()),
         };
         let lanes = &self.clients[&id].lanes;
