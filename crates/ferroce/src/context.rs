@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
@@ -43,9 +44,8 @@ pub(crate) struct ProcessCard {
     card: Arc<Card>,
     watch: Arc<Watch>,
     /// Keeps the lease; its end gives the lane back.
-    client: Client,
-    /// The lane has rings to lanes of other processes on this host.
-    rings: bool,
+    _client: Client,
+    neighbours: Option<Arc<Neighbours>>,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
 }
@@ -55,8 +55,8 @@ pub(crate) struct ProcessCard {
 pub struct Context {
     device: Arc<Device>,
     card: Arc<Card>,
-    /// Who is asked about lanes of other processes; None: packets to them go over UDP like all others.
-    neighbours: Option<Client>,
+    /// Lanes of other processes at the same address; None: packets to them go over UDP like all others.
+    neighbours: Option<Arc<Neighbours>>,
     events: Arc<AsyncQueue>,
     generation: Generation,
 }
@@ -101,12 +101,9 @@ impl Context {
     /// memory. What prevents that is no error.
     pub(crate) fn prefer_ring(&self, pair: &QueuePair, path: &PathAddr, dest_qpn: u32) {
         let (lane, own) = (dest_qpn >> LANE_SHIFT, pair.qpn() >> LANE_SHIFT);
-        let Some(client) = self.neighbours.as_ref().filter(|_| path.src == path.dst && lane != own) else { return };
-        let Ok(lane) = u16::try_from(lane) else { return };
-        match client.lease_of(lane) {
-            Ok(Some(lease)) => pair.prefer_ring(dest_qpn, lease),
-            Ok(None) => {}
-            Err(error) => log::debug!("no ring to lane {lane}: {error}"),
+        let Some(neighbours) = self.neighbours.as_ref().filter(|_| path.src == path.dst && lane != own) else { return };
+        if let Some(lease) = u16::try_from(lane).ok().and_then(|lane| neighbours.lease_of(lane)) {
+            pair.prefer_ring(dest_qpn, lease);
         }
     }
 
@@ -274,12 +271,40 @@ impl Drop for Maker {
     }
 }
 
+/// Tells under which leases the lanes of other processes are.
+#[derive(Debug)]
+struct Neighbours {
+    client: Client,
+    /// When the service was last asked in vain.
+    silent_since: Mutex<Option<Instant>>,
+}
+
+impl Neighbours {
+    /// The lease of a lane; None also when the service does not say.
+    fn lease_of(&self, lane: u16) -> Option<u64> {
+        /// So long a service that does not answer is left alone: connecting queue pairs works without it.
+        const PAUSE: Duration = Duration::from_secs(1);
+        if self.silent_since.lock().is_some_and(|since| since.elapsed() < PAUSE) {
+            return None;
+        }
+        let lease = self.client.lease_of(lane);
+        match &lease {
+            Ok(_) => *self.silent_since.lock() = None,
+            Err(error) => {
+                log::debug!("no ring to lane {lane}: {error}");
+                *self.silent_since.lock() = Some(Instant::now());
+            }
+        }
+        lease.ok().flatten()
+    }
+}
+
 /// What a context has of the process's card.
-type Parts = (Arc<Card>, Arc<Watch>, Option<Client>);
+type Parts = (Arc<Card>, Arc<Watch>, Option<Arc<Neighbours>>);
 
 impl ProcessCard {
     fn parts(&self) -> Parts {
-        (Arc::clone(&self.card), Arc::clone(&self.watch), self.rings.then(|| self.client.clone()))
+        (Arc::clone(&self.card), Arc::clone(&self.watch), self.neighbours.clone())
     }
 }
 
@@ -301,9 +326,10 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let lane = Lane::open(lease.lane(), lease.seed(), keys, link, Some(relay), sleep_fds, wake)?;
     card.add_lane(lane);
     let watch = Watch::start()?;
+    let neighbours = wake_fd.map(|_| Arc::new(Neighbours { client: client.clone(), silent_since: Mutex::new(None) }));
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
     fork::close_in_child(not_for_children.into_iter().chain(wake_fd));
-    Ok(ProcessCard { generation, card, watch, client, rings: wake_fd.is_some(), _leases: vec![lease] })
+    Ok(ProcessCard { generation, card, watch, neighbours, _client: client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program
