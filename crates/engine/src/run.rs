@@ -304,8 +304,6 @@ impl LaneState {
         }
         self.machines.run_moderation(now);
         for slot in owing {
-            // The answer first: an ACK behind it fits into the same batch, since it is never longer.
-            self.machines.requests_first(slot);
             self.machines.activate(slot);
         }
         for _ in 0..FLUSHES_PER_TURN {
@@ -521,12 +519,6 @@ impl Machines {
                 self.lazy.push(slot);
             }
             Some(_) => self.activate(slot),
-        }
-    }
-
-    fn requests_first(&mut self, slot: u16) {
-        if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
-            entry.machine.requests_first();
         }
     }
 

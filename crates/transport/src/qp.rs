@@ -335,13 +335,6 @@ impl Qp {
         self.settle(outcome, host);
     }
 
-    /// The next train to send is a request, if there is one; otherwise requests and answers take turns.
-    pub fn requests_first(&mut self) {
-        if let Machines::Rc { responder_turn, .. } = &mut self.machines {
-            *responder_turn = true;
-        }
-    }
-
     /// The next train to send.
     pub fn poll_transmit(&mut self, now: Nanos, host: &mut impl Host) -> Option<Train> {
         let mut out = None;
