@@ -98,10 +98,8 @@ impl Cm {
         self.check_qpn(accept.param.qpn, Peer::of(&self.conn(id).path))?;
 
         self.take_request(id);
-        let psn = self.new_psn();
         let target_ack_delay = self.config.timing.target_ack_delay;
         let conn = self.conn_mut(id);
-        conn.psn = psn;
         conn.param.qpn = accept.param.qpn;
         conn.param.srq = accept.param.srq;
         conn.param.responder_resources = accept.param.responder_resources;
@@ -116,7 +114,7 @@ impl Cm {
             vendor_id_h: 0,
             local_eecn: 0,
             vendor_id_m: 0,
-            starting_psn: psn,
+            starting_psn: conn.psn,
             vendor_id_l: 0,
             responder_resources: accept.param.responder_resources,
             initiator_depth: accept.param.initiator_depth,

@@ -327,6 +327,8 @@ impl Cm {
             socket_addr(arrival.src, header.src_port, arrival.ifindex),
         );
         let timing = self.config.timing;
+        // Now, since the program may bring its queue pair to RTS before it accepts.
+        conn.psn = self.new_psn();
         conn.tid = mad.tid;
         conn.remote = Some(Remote {
             comm_id: req.local_comm_id,

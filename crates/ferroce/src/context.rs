@@ -42,7 +42,7 @@ pub(crate) struct ProcessCard {
     card: Arc<Card>,
     watch: Arc<Watch>,
     /// Keeps the lease; its end gives the lane back.
-    _client: Client,
+    client: Client,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
 }
@@ -213,6 +213,18 @@ pub fn settle_before_exit() {
     }
 }
 
+/// The process's connection to the service, which knows its lane by it; made on first use, with the card.
+///
+/// # Errors
+/// As for opening a device.
+pub fn service() -> Result<Client> {
+    process_card()?;
+    match &*CARD.lock() {
+        CardSlot::Ready(process) if !process.generation.is_stale() => Ok(process.client.clone()),
+        _ => Err(Error::stale()),
+    }
+}
+
 /// Keeps the slot consistent across a fork.
 pub(crate) fn hold() -> MutexGuard<'static, CardSlot> {
     CARD.lock()
@@ -275,7 +287,7 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let watch = Watch::start()?;
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
     fork::close_in_child(not_for_children.into_iter());
-    Ok(ProcessCard { generation, card, watch, _client: client, _leases: vec![lease] })
+    Ok(ProcessCard { generation, card, watch, client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

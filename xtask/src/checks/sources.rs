@@ -15,6 +15,8 @@ pub(crate) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/link/src/udp/sys.rs", "sendmmsg and recvmmsg with gather lists and control messages"),
     ("crates/service/src/sys.rs", "descriptor passing, namespaces, socket options without a safe wrapper"),
     ("crates/ibverbs/src/", "the C boundary: every argument is a raw pointer"),
+    ("crates/rdmacm/src/", "the C boundary: every argument is a raw pointer"),
+    ("crates/abi/src/", "types of C functions are unsafe to call"),
     ("crates/engine/src/shm", "rings in memory shared with other processes"),
 ];
 
