@@ -192,7 +192,7 @@ impl Running {
     }
 
     /// The last lines of its output.
-    fn report(&self) -> String {
+    pub fn report(&self) -> String {
         output(&self.name, &read(&self.stdout), &read(&self.stderr))
     }
 }
