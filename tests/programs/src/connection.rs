@@ -1,25 +1,10 @@
 //! How programs of rdmacm-utils are called, and what they print.
 
 use crate::place::Host;
-use crate::table::{Kind, Row};
-
-/// Where programs listen that have no option for it.
-const PORT: u16 = 7471;
+use crate::table::Row;
 
 /// What rping says on stderr when all is well.
 pub const REMARKS: &[&str] = &["DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
-
-/// Port space and port that a row's server listens on, if it uses RDMA-CM.
-pub fn space_and_port(row: &Row, port: u16) -> Option<(&'static str, u16)> {
-    match row.program {
-        "udaddy" if row.has("0x2") => Some(("ipoib", PORT)),
-        "udaddy" => Some(("udp", PORT)),
-        "ucmatose" => Some(("tcp", PORT)),
-        _ if row.kind == Kind::Connection => Some(("tcp", port)),
-        _ if row.has("-R") => Some((if row.has("UD") { "udp" } else { "tcp" }, port)),
-        _ => None,
-    }
-}
 
 /// The program of the other end.
 pub fn server(client: &'static str) -> &'static str {

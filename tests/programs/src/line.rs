@@ -66,16 +66,10 @@ fn pairs(row: &'static Row, wire: &Wire, launcher: &Launcher) -> Result<(), Fail
         let port = next_port();
         let mut server = start(row, &wire.server, launcher, &format!("server{suffix}"), port, None)?;
         let to = side_channel(row.kind, &wire.server)?;
-        match connection::space_and_port(row, port) {
-            None => server.wait_listening(port, UNTIL_LISTENING)?,
-            Some((space, port)) => {
-                // Nothing in /proc shows ports of RDMA-CM.
-                let args = [to.to_owned(), port.to_string(), space.to_owned()];
-                let command = wire.server.command(launcher, launcher.programs().join("listening"), args);
-                let asks = Running::start("listening", command, &launcher.output())?;
-                server.poll()?;
-                wait_all(vec![asks], UNTIL_LISTENING).map_err(|failure| failure.with(server.report()))?;
-            }
+        if row.kind == Kind::Connection || row.has("-R") {
+            server.wait_connectable(UNTIL_LISTENING)?;
+        } else {
+            server.wait_listening(port, UNTIL_LISTENING)?;
         }
         let client = start(row, &wire.client, launcher, &format!("client{suffix}"), port, Some(to))?;
         running.extend([server, client]);
