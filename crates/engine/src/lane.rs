@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use ferroce_core::{AsyncEvent, CoreError, KeyTable};
 use ferroce_link::Link;
+use ferroce_link::ring::WakeSocket;
 use ferroce_transport::{QpAttr, QpAttrMask, QpState};
 use parking_lot::MutexGuard;
 
@@ -18,6 +19,7 @@ use crate::gate::Gate;
 use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
 use crate::relay::Relay;
+use crate::rings::{Asked, RingSleep, Rings};
 use crate::run::{LaneState, Turn};
 use crate::sleeper::Sleeper;
 use crate::spin::Spin;
@@ -72,14 +74,16 @@ pub struct Lane {
     /// When the lane next needs a turn without a packet.
     deadline: AtomicU64,
     sleep_fds: Vec<OwnedFd>,
+    /// What sleepers need of the rings.
+    rings: Option<Arc<RingSleep>>,
     /// Which of them are not to be slept on any more, by place.
     hung_up: AtomicU64,
     closed: AtomicBool,
 }
 
 impl Lane {
-    /// Opens a lane and starts its progress thread. `sleep_fds` become readable when the link or the
-    /// relay has packets.
+    /// Opens a lane and starts its progress thread. `sleep_fds` become readable when the link or the relay has packets. With `wake`
+    /// (and a relay) the lane makes and takes rings to lanes of other processes on this host.
     ///
     /// # Errors
     /// No descriptor or no thread to be had.
@@ -90,10 +94,13 @@ impl Lane {
         link: Box<dyn Link>,
         relay: Option<Box<dyn Relay>>,
         sleep_fds: Vec<OwnedFd>,
+        wake: Option<WakeSocket>,
     ) -> std::io::Result<Arc<Lane>> {
+        let ring_sleep = wake.map(|socket| Arc::new(RingSleep::new(socket)));
+        let rings = ring_sleep.clone().map(|sleep| Rings::new(number, sleep));
         let lane = Arc::new(Lane {
             shared: LaneShared { number, keys, counters: Counters::default() },
-            state: Gate::new(LaneState::new(link, relay, seed)),
+            state: Gate::new(LaneState::new(link, relay, rings, seed)),
             polls: AtomicU64::new(0),
             progress_sleeper: Sleeper::new()?,
             attendant: Sleeper::new()?,
@@ -102,6 +109,7 @@ impl Lane {
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
+            rings: ring_sleep,
             hung_up: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
@@ -162,6 +170,21 @@ impl Lane {
         })
     }
 
+    /// Sees to it that there is a ring to a lane, and waits a moment for the peer to take it. False: packets go over the link.
+    pub(crate) fn make_ring(&self, lane: u16, lease: u64) -> bool {
+        loop {
+            match self.locked(|state| state.ask_for_ring(lane, lease)) {
+                Asked::Ready => return true,
+                Asked::No => return false,
+                // The answer comes by the relay.
+                Asked::Offered => {
+                    progress::doze(self);
+                    self.run_if_free(Turn::PROGRESS);
+                }
+            }
+        }
+    }
+
     pub(crate) fn query(&self, qp: &QueuePair) -> Result<QpAttr, CoreError> {
         self.locked(|state| state.query(qp))
     }
@@ -220,7 +243,7 @@ impl Lane {
 
     /// For the attendant after its sleep: one more look.
     pub(crate) fn wake_up(&self) {
-        self.attendant.rise();
+        self.rise(&self.attendant);
         self.run_if_free(Turn::PROGRAM_ALL);
     }
 
@@ -285,6 +308,19 @@ impl Lane {
         self.run_if_free(Turn::PROGRESS)
     }
 
+    /// One of many turns for the progress thread while it waits awake.
+    pub(crate) fn turn_awake(&self) -> bool {
+        self.run_if_free(Turn::PROGRESS_AWAKE)
+    }
+
+    /// After [`progress::announce`] and a sleep, if there was one: it is over.
+    pub(crate) fn rise(&self, sleeper: &Sleeper) {
+        sleeper.rise();
+        if let Some(rings) = &self.rings {
+            rings.rise();
+        }
+    }
+
     /// One turn if no other thread is at it. Tells whether packets came.
     fn run_if_free(&self, turn: Turn) -> bool {
         let mut turn = turn;
@@ -318,9 +354,13 @@ impl Lane {
         Some(self.deadline.load(Ordering::SeqCst)).filter(|deadline| *deadline != NEVER)
     }
 
-    /// What becomes readable when the link or the relay has packets.
+    /// What becomes readable when the link, the relay or, during a sleep that it knows of, a ring has packets.
     pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.sleep_fds.iter().map(AsFd::as_fd)
+        self.sleep_fds.iter().map(AsFd::as_fd).chain(self.rings.iter().map(|rings| rings.fd()))
+    }
+
+    pub(crate) fn ring_sleep(&self) -> Option<&RingSleep> {
+        self.rings.as_deref()
     }
 }
 

@@ -15,6 +15,7 @@ pub mod packets;
 mod progress;
 mod queue_pair;
 mod relay;
+mod rings;
 mod run;
 mod sleeper;
 mod slots;
@@ -29,7 +30,7 @@ pub use counters::{CounterSnapshot, Counters};
 pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};
 pub use progress::spawn_quiet;
 pub use queue_pair::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
-pub use relay::Relay;
+pub use relay::{Relay, Relayed, RingCall, RingWord};
 
 /// Makes what the card keeps for the life of the process: the origin of its clock and the tables of its link. Otherwise made at first
 /// use, which in a forked child may never end.

@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::clock;
 use crate::lane::{Lane, Progress};
+use crate::rings::RingSleep;
 use crate::sleeper::Sleeper;
 use crate::spin::Spin;
 
@@ -88,7 +89,7 @@ fn watch(lane: &Lane, spin: &Spin, polls_seen: u64) {
     let is_polled = || lane.polls() - polls_seen >= SPINNER_POLLS;
     let start = clock::now();
     // The packets of a stream come faster than a sleeping core wakes.
-    let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_blocking());
+    let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_awake());
     if !spun {
         lane.set_progress(Progress::OnDuty);
         sleep_on(lane, lane.progress_sleeper());
@@ -121,20 +122,36 @@ fn sleep_relieved(lane: &Lane) {
 /// Sleeps until a packet, a timer or a wake-up. EINTR counts as one.
 fn sleep_on(lane: &Lane, sleeper: &Sleeper) {
     let nap = announce(lane, sleeper);
+    if nap == 0 {
+        // Whoever holds the lane may need this core to go on.
+        thread::yield_now();
+        lane.rise(sleeper);
+        return;
+    }
     let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
         fds(lane, sleeper).map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN))).unzip();
     let _ = ppoll(&mut polled, Some(time_spec(nap)), None);
-    sleeper.rise();
+    lane.rise(sleeper);
     note_hung_up(lane, &places, &polled);
 }
 
-/// Tells those who may have to wake `sleeper` until when it sleeps, and gives the nanoseconds.
+/// Waits until the lane's sockets or its relay have something, but not long: it may be for another thread.
+pub(crate) fn doze(lane: &Lane) {
+    const DOZE_NS: u64 = 200_000;
+    let mut polled: Vec<PollFd<'_>> = lane.sleep_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    // EINTR only makes it shorter.
+    let _ = ppoll(&mut polled, Some(time_spec(DOZE_NS)), None);
+}
+
+/// Tells those who may have to wake `sleeper` until when it sleeps, and gives the nanoseconds. When it is up again it tells the rings
+/// so.
 pub(crate) fn announce(lane: &Lane, sleeper: &Sleeper) -> u64 {
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(clock::now() + SLEEP_MAX_NS);
     sleeper.announce(until);
     // A doorbell rung or deadline armed before the announcement was seen by nobody: look once more.
     let until = lane.next_deadline().unwrap_or(u64::MAX).min(until);
-    until.saturating_sub(clock::now())
+    let may_sleep = lane.ring_sleep().is_none_or(RingSleep::lie_down);
+    if may_sleep { until.saturating_sub(clock::now()) } else { 0 }
 }
 
 /// What to sleep on, with places that stay the same.

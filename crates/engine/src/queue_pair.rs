@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferroce_core::{AsyncQueue, CoreError, Cq, RecvQueue, Srq};
 use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr};
 use parking_lot::Mutex;
 
-use crate::lane::Lane;
+use crate::lane::{LANE_SHIFT, Lane};
 
 /// Sizes of a queue pair, as granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub struct QueuePair {
     /// Send requests outstanding, posted ones included.
     send_used: AtomicU32,
     state: AtomicU32,
+    /// The lease of the peer to whose lane there is a ring, for the change to RTR; 0: none.
+    peer_lease: AtomicU64,
     /// The doorbell is rung and not yet answered.
     pub(crate) bell: AtomicBool,
 }
@@ -82,6 +84,7 @@ impl QueuePair {
             posted: Mutex::new(VecDeque::new()),
             send_used: AtomicU32::new(0),
             state: AtomicU32::new(QpState::Reset as u32),
+            peer_lease: AtomicU64::new(0),
             bell: AtomicBool::new(false),
         }
     }
@@ -230,6 +233,17 @@ impl QueuePair {
             self.ring();
         }
         Ok(())
+    }
+
+    /// Before a change to RTR, towards a queue pair of another process at the same address: sees to it that the packets go through
+    /// a ring, if the peer takes it within a moment. `lease` is the one under which the peer's process has its lane now.
+    pub fn prefer_ring(&self, dest_qpn: u32, lease: u64) {
+        let ready = self.lane.make_ring((dest_qpn >> LANE_SHIFT) as u16, lease);
+        self.peer_lease.store(if ready { lease } else { 0 }, Ordering::Release);
+    }
+
+    pub(crate) fn take_peer_lease(&self) -> Option<u64> {
+        Some(self.peer_lease.swap(0, Ordering::AcqRel)).filter(|lease| *lease != 0)
     }
 
     /// Changes attributes and state.

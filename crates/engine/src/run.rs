@@ -16,7 +16,8 @@ use crate::host::QpHost;
 use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
 use crate::packets;
 use crate::queue_pair::QueuePair;
-use crate::relay::{Relay, packet_bytes};
+use crate::relay::{Relay, Relayed, packet_bytes};
+use crate::rings::{Asked, RingId, Rings};
 use crate::slots::Slots;
 use crate::timers::Timers;
 use crate::windows::{WindowId, Windows};
@@ -50,6 +51,8 @@ impl Turn {
     pub(crate) const PROGRAM_ALL: Turn = Turn { link: true, relay: true, lazy: true };
     /// The progress thread.
     pub(crate) const PROGRESS: Turn = Turn { link: true, relay: true, lazy: false };
+    /// The progress thread while it waits awake: it will look at the relay before it sleeps for long.
+    pub(crate) const PROGRESS_AWAKE: Turn = Turn { link: true, relay: false, lazy: false };
 }
 
 /// Queue pairs whose ACK may wait for the program's answer; more than a few are no dialogue but a stream.
@@ -68,6 +71,10 @@ struct Entry {
     /// The windows that it waits for, by [`Window`].
     waiting: [Option<WindowId>; 2],
     timer_queued: Option<Nanos>,
+    /// The ring that its packets go through. Chosen when it is connected, and kept: packets shall not overtake each other.
+    ring: Option<RingId>,
+    /// It left INIT since its last RESET.
+    connected: bool,
 }
 
 /// Everything of a lane but its link: apart, so that packets can be delivered while the link is borrowed.
@@ -94,9 +101,37 @@ fn is_local(path: &PathAddr, dest_qp: u32, lane: u16) -> bool {
     path.src == path.dst && dest_qp >> LANE_SHIFT == u32::from(lane)
 }
 
+/// How long the link may go unread while the rings are polled: its system call costs more than a look at them.
+const LINK_UNREAD_NS: Nanos = 5_000;
+/// How long after it had something it is read in every turn all the same.
+const LINK_BUSY_NS: Nanos = 1_000_000;
+
+/// When the link has to be read, in a lane that has rings as well.
+#[derive(Debug, Default)]
+struct LinkWatch {
+    read_at: Nanos,
+    busy_until: Nanos,
+}
+
+impl LinkWatch {
+    fn is_due(&self, now: Nanos) -> bool {
+        now < self.busy_until || now >= self.read_at + LINK_UNREAD_NS
+    }
+
+    fn was_read(&mut self, now: Nanos, datagrams: usize) {
+        self.read_at = now;
+        if datagrams > 0 {
+            self.busy_until = now + LINK_BUSY_NS;
+        }
+    }
+}
+
 /// See the module's text.
 pub(crate) struct LaneState {
     link: Box<dyn Link>,
+    link_watch: LinkWatch,
+    /// None: packets to other processes on this host go over the link.
+    rings: Option<Rings>,
     machines: Machines,
     /// Trains given to the link since the last flush; their index is the link's cookie.
     sent: Vec<(u16, Train)>,
@@ -105,11 +140,18 @@ pub(crate) struct LaneState {
 }
 
 impl LaneState {
-    pub(crate) fn new(link: Box<dyn Link>, relay: Option<Box<dyn Relay>>, seed: u64) -> LaneState {
+    pub(crate) fn new(
+        link: Box<dyn Link>,
+        relay: Option<Box<dyn Relay>>,
+        rings: Option<Rings>,
+        seed: u64,
+    ) -> LaneState {
         let mut table = Vec::new();
         table.resize_with(SLOTS_PER_LANE as usize, || None);
         LaneState {
             link,
+            link_watch: LinkWatch::default(),
+            rings,
             machines: Machines {
                 table,
                 // Slots 0 and 1 would be QP 0 and 1 of lane 0: never given to programs.
@@ -145,13 +187,34 @@ impl LaneState {
     }
 
     pub(crate) fn link_stats(&self) -> LinkStats {
-        self.link.stats()
+        let mut stats = self.link.stats();
+        if let Some(rings) = &self.rings {
+            stats.merge(rings.stats());
+        }
+        stats
+    }
+
+    /// Sees to it that there is a ring to a lane.
+    pub(crate) fn ask_for_ring(&mut self, lane: u16, lease: u64) -> Asked {
+        match (&mut self.rings, &mut self.machines.relay) {
+            (Some(rings), Some(relay)) => rings.ask(lane, lease, clock::now(), &mut **relay),
+            _ => Asked::No,
+        }
     }
 
     pub(crate) fn insert(&mut self, qp: Arc<QueuePair>) {
         let slot = usize::from(qp.slot);
         let machine = Qp::new(qp.init.transport);
-        let entry = Entry { qp, machine, requests: None, active: false, waiting: [None; 2], timer_queued: None };
+        let entry = Entry {
+            qp,
+            machine,
+            requests: None,
+            active: false,
+            waiting: [None; 2],
+            timer_queued: None,
+            ring: None,
+            connected: false,
+        };
         assert!(self.machines.table[slot].is_none(), "a free slot holds no queue pair");
         self.machines.table[slot] = Some(Box::new(entry));
     }
@@ -191,7 +254,7 @@ impl LaneState {
             .with(shared, qp.slot, |machine, host| machine.modify(now, attr, mask, host))
             .expect("the entry is there");
         result.map_err(|error| CoreError::new(libc::EINVAL, error.to_string()))?;
-        self.machines.after_modify(qp);
+        self.machines.after_modify(qp, self.rings.as_ref());
         Ok(())
     }
 
@@ -211,20 +274,27 @@ impl LaneState {
     pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) -> bool {
         let owing: SmallVec<[u16; LAZY_MAX]> = self.machines.lazy.drain(..).collect();
         if turn.relay {
-            self.machines.receive_relayed(shared, now);
+            self.receive_relayed(shared, now);
         }
         let mut received = 0;
         if turn.link {
-            received = self.receive(shared, now, turn.lazy);
+            received = self.receive_rings(shared, now, turn.lazy);
+            // Who sleeps on the link's sockets must have read it.
+            if self.rings.as_ref().is_none_or(Rings::is_empty)
+                || turn.relay && received == 0
+                || self.link_watch.is_due(now)
+            {
+                received += self.receive(shared, now, turn.lazy);
+            }
             // Before a timer runs out, whatever came before is read: the answer may be waiting behind others. (`now` is older than
             // what is read.) A poster, who reads nothing, leaves the timers to others.
             if self.machines.timers.is_due(now) {
-                let mut more = received;
+                let mut more = usize::MAX;
                 for _ in 0..RECEIVES_BEFORE_TIMERS {
                     if more == 0 {
                         break;
                     }
-                    more = self.receive(shared, now, turn.lazy);
+                    more = self.receive_rings(shared, now, turn.lazy) + self.receive(shared, now, turn.lazy);
                 }
                 self.machines.run_timers(shared, now);
             }
@@ -251,9 +321,44 @@ impl LaneState {
     /// Takes packets from the link; gives the number of datagrams.
     fn receive(&mut self, shared: &LaneShared, now: Nanos, lazy: bool) -> usize {
         let machines = &mut self.machines;
-        self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
+        let datagrams = self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
             machines.receive(shared, now, &Packet { headers, payload, net }, lazy);
-        })
+        });
+        self.link_watch.was_read(now, datagrams);
+        datagrams
+    }
+
+    /// Takes packets from the rings; gives their number.
+    fn receive_rings(&mut self, shared: &LaneShared, now: Nanos, lazy: bool) -> usize {
+        let Some(rings) = &mut self.rings else { return 0 };
+        let machines = &mut self.machines;
+        let mut strangers = 0;
+        let packets = rings.receive(&mut |lane, headers, payload| {
+            if !machines.receive_from_ring(shared, now, lane, headers, payload, lazy) {
+                strangers += 1;
+            }
+        });
+        rings.count_strangers(strangers);
+        packets
+    }
+
+    /// Takes what the relay brought for this lane.
+    fn receive_relayed(&mut self, shared: &LaneShared, now: Nanos) {
+        let Some(mut relay) = self.machines.relay.take() else { return };
+        let (machines, mut calls) = (&mut self.machines, Vec::new());
+        relay.receive(&mut |relayed| match relayed {
+            Relayed::Packet(net, bytes) => match Headers::parse(bytes) {
+                Ok((headers, payload)) => {
+                    machines.deliver(shared, now, &Packet { headers: &headers, payload: &bytes[payload], net });
+                }
+                Err(_) => shared.counters.bad_relayed(),
+            },
+            Relayed::Ring(call) => calls.push(call),
+        });
+        if let Some(rings) = &mut self.rings {
+            calls.into_iter().for_each(|call| rings.hear(call, &mut *relay));
+        }
+        self.machines.relay = Some(relay);
     }
 
     fn transmit(&mut self, shared: &LaneShared, now: Nanos) {
@@ -274,6 +379,15 @@ impl LaneState {
             self.deliver_local(shared, now, slot, &path, &train);
             return;
         }
+        if let (Some(rings), Some(ring)) = (&mut self.rings, entry.ring)
+            && path.src == path.dst
+        {
+            let lane = (train.head.bth.dest_qp >> LANE_SHIFT) as u16;
+            if let Err(error) = rings.send(ring, lane, &train) {
+                self.machines.send_failed(shared, now, slot, &train, &error);
+            }
+            return;
+        }
         match self.link.send(self.sent.len() as u64, qpn, &path, &train) {
             Ok(()) => self.sent.push((slot, train)),
             Err(error) => self.machines.send_failed(shared, now, slot, &train, &error),
@@ -288,6 +402,9 @@ impl LaneState {
             machines.send_failed(shared, now, *slot, train, &error);
         });
         self.sent.clear();
+        if let Some(rings) = &mut self.rings {
+            rings.flush();
+        }
     }
 
     /// The self link: delivers to this lane itself, without socket and ICRC; one copy into the lane's scratch, one out.
@@ -356,6 +473,28 @@ impl Machines {
         self.receive(shared, now, packet, false);
     }
 
+    /// Gives a packet from the ring of a lane to its queue pair, if that is connected to that lane; false: it is not.
+    fn receive_from_ring(
+        &mut self,
+        shared: &LaneShared,
+        now: Nanos,
+        lane: u16,
+        headers: &Headers,
+        payload: &[u8],
+        lazy: bool,
+    ) -> bool {
+        let dest = headers.bth.dest_qp;
+        if dest >> LANE_SHIFT != u32::from(shared.number) {
+            return false;
+        }
+        let Some(entry) = self.table[(dest & (SLOTS_PER_LANE - 1)) as usize].as_deref() else { return false };
+        let attr = entry.machine.attr();
+        let Some(path) = attr.path.as_deref().filter(|path| is_local(path, attr.dest_qpn, lane)) else { return false };
+        let net = packets::net_header(path, headers, payload.len());
+        self.receive(shared, now, &Packet { headers, payload, net: &net }, lazy);
+        true
+    }
+
     /// Gives a packet to its queue pair. With `lazy` a queue pair whose message completed a receive is not polled for its ACK at once.
     fn receive(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>, lazy: bool) {
         let dest = packet.headers.bth.dest_qp;
@@ -396,18 +535,6 @@ impl Machines {
             cq.on_timer(now);
             cq.next_timeout().is_some()
         });
-    }
-
-    /// Takes what the relay brought for this lane.
-    fn receive_relayed(&mut self, shared: &LaneShared, now: Nanos) {
-        let Some(mut relay) = self.relay.take() else { return };
-        relay.receive(&mut |net, bytes| match Headers::parse(bytes) {
-            Ok((headers, payload)) => {
-                self.deliver(shared, now, &Packet { headers: &headers, payload: &bytes[payload], net })
-            }
-            Err(_) => shared.counters.bad_relayed(),
-        });
-        self.relay = Some(relay);
     }
 
     fn run_timers(&mut self, shared: &LaneShared, now: Nanos) {
@@ -484,7 +611,7 @@ impl Machines {
         }
     }
 
-    fn after_modify(&mut self, qp: &QueuePair) {
+    fn after_modify(&mut self, qp: &QueuePair, rings: Option<&Rings>) {
         let entry = self.table[usize::from(qp.slot)].as_deref_mut().expect("a live handle has its entry");
         let state = entry.machine.state();
         if state == QpState::Reset {
@@ -493,11 +620,17 @@ impl Machines {
             qp.init.recv_cq.purge(qp.qpn);
             // It may still stand in the line of a window that it will not use again.
             (entry.requests, entry.waiting) = (None, [None; 2]);
+            (entry.ring, entry.connected) = (None, false);
         } else if qp.init.transport.qp_type == QpType::Rc && is_connected(state) && entry.requests.is_none() {
             let attr = entry.machine.attr();
             if let Some(path) = &attr.path {
                 entry.requests = Some(self.windows.towards(path.dst, attr.dest_qpn >> LANE_SHIFT));
             }
+        }
+        if is_connected(state) && !entry.connected {
+            entry.connected = true;
+            let lane = (entry.machine.attr().dest_qpn >> LANE_SHIFT) as u16;
+            entry.ring = qp.take_peer_lease().and_then(|lease| rings?.to(lane, lease));
         }
         self.activate(qp.slot);
     }

@@ -78,7 +78,7 @@ impl Bench {
         let keys = Arc::new(KeyTable::new(7));
         let wire = Arc::new(Mutex::new(Wire::default()));
         // Only there because a queue pair has a lane; nothing runs in it.
-        let lane = Lane::open(LANE, 7, Arc::clone(&keys), Box::new(TestLink(Arc::default())), None, Vec::new());
+        let lane = Lane::open(LANE, 7, Arc::clone(&keys), Box::new(TestLink(Arc::default())), None, Vec::new(), None);
         let events = Arc::new(AsyncQueue::new().expect("an event queue"));
         let cq = Arc::new(Cq::new(16, None, Arc::clone(&events), 0).expect("a completion queue"));
         let caps = QueueCaps { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -93,7 +93,7 @@ impl Bench {
             cookie: 0,
         };
         let qp = Arc::new(QueuePair::new(SLOT, QPN, init, lane.expect("a lane")));
-        let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, 7);
+        let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, None, 7);
         state.insert(Arc::clone(&qp));
         let shared = LaneShared { number: LANE, keys, counters: Counters::default() };
         let mut bench = Bench { state, shared, wire, qp };

@@ -3,21 +3,23 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferroce_core::{AsyncQueue, Buffer, Cq, RawRegion, RecvQueue};
-use ferroce_engine::{Card, Lane, QueueCaps, QueuePair, QueuePairInit, RecvSource, packets};
+use ferroce_core::{Buffer, RawRegion};
+use ferroce_engine::packets;
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{
-    Access, Completion, PathAddr, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
-    SendWr, Sge, Train, WcFlags, WcOpcode, WcStatus,
+    Access, PathAddr, RecvWr, SendData, SendFlags, SendOp, SendWr, Sge, Train, WcFlags, WcOpcode, WcStatus,
 };
-use ferroce_wire::{Headers, NetHeader, Psn};
+use ferroce_wire::{Headers, NetHeader};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
+
+mod common;
+
+use common::{BYTES, Node, PD, Parts, connect, node, pattern};
 
 type Packet = (NetHeader, Headers, Vec<u8>);
 
@@ -80,140 +82,19 @@ impl Link for MemoryLink {
     }
 }
 
-struct Node {
-    card: Card,
-    lane: Arc<Lane>,
-    cq: Arc<Cq>,
-    qp: Arc<QueuePair>,
-    buffer: Arc<Buffer>,
-    key: u32,
-}
-
-const BYTES: usize = 1 << 20;
-const PD: u32 = 1;
-
-fn node(number: u16, tx: &Arc<Pipe>, rx: &Arc<Pipe>) -> Node {
-    let card = Card::new(u64::from(number));
-    let sleep: OwnedFd = rx.ready.as_fd().try_clone_to_owned().expect("a descriptor");
+fn wired(tx: &Arc<Pipe>, rx: &Arc<Pipe>) -> Parts {
+    let sleep = rx.ready.as_fd().try_clone_to_owned().expect("a descriptor");
     let link = Box::new(MemoryLink { tx: Arc::clone(tx), rx: Arc::clone(rx) });
-    let lane = Lane::open(number, 7, Arc::clone(card.keys()), link, None, vec![sleep]).expect("a lane");
-    card.add_lane(Arc::clone(&lane));
-    let events = Arc::new(AsyncQueue::new().expect("an event queue"));
-    let cq = Arc::new(Cq::new(1024, None, Arc::clone(&events), 0).expect("a completion queue"));
-    let qp = lane
-        .create_qp(QueuePairInit {
-            transport: QpInit { qpn: 0, qp_type: QpType::Rc, pd: PD, has_srq: false },
-            caps: QueueCaps {
-                max_send_wr: 128,
-                max_recv_wr: 128,
-                max_send_sge: 2,
-                max_recv_sge: 2,
-                max_inline_data: 64,
-            },
-            sq_sig_all: true,
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            recv: RecvSource::Own(Arc::new(RecvQueue::new(128, 2).expect("a receive queue"))),
-            events,
-            cookie: 0,
-        })
-        .expect("a queue pair");
-    let buffer = Arc::new(Buffer::new(BYTES));
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let key = card.keys().register_buffer(PD, &buffer, access).expect("a region").lkey;
-    Node { card, lane, cq, qp, buffer, key }
-}
-
-fn connect(node: &Node, own: u8, peer: u8, dest_qpn: u32) {
-    let address = |n| IpAddr::V4(Ipv4Addr::new(10, 0, 0, n));
-    let path = PathAddr { src: address(own), dst: address(peer), ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 };
-    let mut attr = QpAttr {
-        state: QpState::Init,
-        port_num: 1,
-        access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-        path: Some(Arc::new(path)),
-        path_mtu: 1024,
-        dest_qpn,
-        rq_psn: Psn::new(100),
-        sq_psn: Psn::new(100),
-        max_rd_atomic: 16,
-        max_dest_rd_atomic: 16,
-        min_rnr_timer: 1,
-        timeout: 14,
-        retry_cnt: 7,
-        rnr_retry: 7,
-        ..QpAttr::default()
-    };
-    let init = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
-    node.qp.modify(&attr, init).expect("to INIT");
-    attr.state = QpState::Rtr;
-    let rtr = QpAttrMask::STATE
-        | QpAttrMask::AV
-        | QpAttrMask::PATH_MTU
-        | QpAttrMask::DEST_QPN
-        | QpAttrMask::RQ_PSN
-        | QpAttrMask::MAX_DEST_RD_ATOMIC
-        | QpAttrMask::MIN_RNR_TIMER;
-    node.qp.modify(&attr, rtr).expect("to RTR");
-    attr.state = QpState::Rts;
-    let rts = QpAttrMask::STATE
-        | QpAttrMask::TIMEOUT
-        | QpAttrMask::RETRY_CNT
-        | QpAttrMask::RNR_RETRY
-        | QpAttrMask::SQ_PSN
-        | QpAttrMask::MAX_QP_RD_ATOMIC;
-    node.qp.modify(&attr, rts).expect("to RTS");
+    Parts { link, sleep: vec![sleep], relay: None, wake: None }
 }
 
 fn connected() -> (Node, Node) {
     let (there, back) = (Pipe::new(), Pipe::new());
-    let a = node(1, &there, &back);
-    let b = node(2, &back, &there);
+    let a = node(1, wired(&there, &back));
+    let b = node(2, wired(&back, &there));
     connect(&a, 1, 2, b.qp.qpn());
     connect(&b, 2, 1, a.qp.qpn());
     (a, b)
-}
-
-impl Node {
-    fn post(&self, wr_id: u64, op: SendOp, length: u32) {
-        let sge = Sge { addr: self.buffer.addr(), length, lkey: self.key };
-        let data = SendData::Sges([sge].into_iter().collect());
-        self.qp.post_send(SendWr { wr_id, op, flags: SendFlags::empty(), data, ud: None }).expect("room");
-        self.qp.ring();
-    }
-
-    /// Waits for a completion; with `polling` off it only looks at the queue and leaves the work to the progress thread.
-    fn wait(&self, polling: bool) -> Completion {
-        let start = Instant::now();
-        loop {
-            if let Some(completion) = self.cq.poll_one() {
-                return completion;
-            }
-            assert!(start.elapsed() < Duration::from_secs(30), "no completion came");
-            if polling {
-                self.card.turn();
-            } else {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-    }
-
-    fn bytes(&self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.buffer.read(0, &mut bytes);
-        bytes
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.qp.destroy();
-        self.lane.close();
-    }
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 % 253) as u8).collect()
 }
 
 #[test]

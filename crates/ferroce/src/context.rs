@@ -1,14 +1,16 @@
 //! An opened device, and the card that all contexts of the process share.
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
-use ferroce_engine::{Attendance, Card, Lane};
+use ferroce_engine::{Attendance, Card, LANE_SHIFT, Lane, QueuePair};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
+use ferroce_transport::PathAddr;
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -43,6 +45,7 @@ pub(crate) struct ProcessCard {
     watch: Arc<Watch>,
     /// Keeps the lease; its end gives the lane back.
     client: Client,
+    neighbours: Option<Arc<Neighbours>>,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
 }
@@ -52,15 +55,22 @@ pub(crate) struct ProcessCard {
 pub struct Context {
     device: Arc<Device>,
     card: Arc<Card>,
+    /// Lanes of other processes at the same address; None: packets to them go over UDP like all others.
+    neighbours: Option<Arc<Neighbours>>,
     events: Arc<AsyncQueue>,
     generation: Generation,
 }
 
 impl Context {
     pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
-        let (card, watch) = process_card()?;
-        let context =
-            Arc::new(Context { device, card, events: Arc::new(AsyncQueue::new()?), generation: Generation::current() });
+        let (card, watch, neighbours) = process_card()?;
+        let context = Arc::new(Context {
+            device,
+            card,
+            neighbours,
+            events: Arc::new(AsyncQueue::new()?),
+            generation: Generation::current(),
+        });
         watch.add(&context);
         Ok(context)
     }
@@ -85,6 +95,16 @@ impl Context {
 
     pub(crate) fn events(&self) -> &Arc<AsyncQueue> {
         &self.events
+    }
+
+    /// Before a queue pair is connected along `path`: if the peer is another process at the same address, its packets shall go through
+    /// memory. What prevents that is no error.
+    pub(crate) fn prefer_ring(&self, pair: &QueuePair, path: &PathAddr, dest_qpn: u32) {
+        let (lane, own) = (dest_qpn >> LANE_SHIFT, pair.qpn() >> LANE_SHIFT);
+        let Some(neighbours) = self.neighbours.as_ref().filter(|_| path.src == path.dst && lane != own) else { return };
+        if let Some(lease) = u16::try_from(lane).ok().and_then(|lane| neighbours.lease_of(lane)) {
+            pair.prefer_ring(dest_qpn, lease);
+        }
     }
 
     /// Makes a protection domain.
@@ -231,7 +251,7 @@ pub(crate) fn hold() -> MutexGuard<'static, CardSlot> {
 }
 
 /// The card of this process, made on first use and made anew in a forked child.
-fn process_card() -> Result<(Arc<Card>, Arc<Watch>)> {
+fn process_card() -> Result<Parts> {
     let now = Generation::current();
     let mut slot = CARD.lock();
     loop {
@@ -263,9 +283,40 @@ impl Drop for Maker {
     }
 }
 
+/// Tells under which leases the lanes of other processes are.
+#[derive(Debug)]
+struct Neighbours {
+    client: Client,
+    /// When the service was last asked in vain.
+    silent_since: Mutex<Option<Instant>>,
+}
+
+impl Neighbours {
+    /// The lease of a lane; None also when the service does not say.
+    fn lease_of(&self, lane: u16) -> Option<u64> {
+        /// So long a service that does not answer is left alone: connecting queue pairs works without it.
+        const PAUSE: Duration = Duration::from_secs(1);
+        if self.silent_since.lock().is_some_and(|since| since.elapsed() < PAUSE) {
+            return None;
+        }
+        let lease = self.client.lease_of(lane);
+        match &lease {
+            Ok(_) => *self.silent_since.lock() = None,
+            Err(error) => {
+                log::debug!("no ring to lane {lane}: {error}");
+                *self.silent_since.lock() = Some(Instant::now());
+            }
+        }
+        lease.ok().flatten()
+    }
+}
+
+/// What a context has of the process's card.
+type Parts = (Arc<Card>, Arc<Watch>, Option<Arc<Neighbours>>);
+
 impl ProcessCard {
-    fn parts(&self) -> (Arc<Card>, Arc<Watch>) {
-        (Arc::clone(&self.card), Arc::clone(&self.watch))
+    fn parts(&self) -> Parts {
+        (Arc::clone(&self.card), Arc::clone(&self.watch), self.neighbours.clone())
     }
 }
 
@@ -282,12 +333,15 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let relay_fd = lease.relay_fd().as_raw_fd();
     let not_for_children: Vec<RawFd> = rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()).chain([relay_fd]).collect();
     let link = link::make(rx)?;
-    let lane = Lane::open(lease.lane(), lease.seed(), Arc::clone(card.keys()), link, Some(relay), sleep_fds)?;
+    let (keys, wake) = (Arc::clone(card.keys()), link::wake_socket()?);
+    let wake_fd = wake.as_ref().map(|wake| wake.as_fd().as_raw_fd());
+    let lane = Lane::open(lease.lane(), lease.seed(), keys, link, Some(relay), sleep_fds, wake)?;
     card.add_lane(lane);
     let watch = Watch::start()?;
+    let neighbours = wake_fd.map(|_| Arc::new(Neighbours { client: client.clone(), silent_since: Mutex::new(None) }));
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
-    fork::close_in_child(not_for_children.into_iter());
-    Ok(ProcessCard { generation, card, watch, client, _leases: vec![lease] })
+    fork::close_in_child(not_for_children.into_iter().chain(wake_fd));
+    Ok(ProcessCard { generation, card, watch, neighbours, client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

@@ -2,13 +2,44 @@
 //!
 //! `FERROCE_FAULT=loss=0.01,dup=0.01,seed=7` makes a bad network (see [`FaultConfig`]); `FERROCE_PCAP=FILE` captures what goes over
 //! the wire, with `%p` in the name standing for the process id.
+//!
+//! Between processes of one host packets go through memory (rings) instead, unless one of the two is set, or `FERROCE_SAME_HOST=udp`.
 
 use std::env;
 use std::os::fd::OwnedFd;
 
+use ferroce_link::ring::WakeSocket;
 use ferroce_link::{FaultConfig, FaultLink, Link, PcapLink, UdpLink, WireHooks};
 
 use crate::error::{Error, Result};
+
+/// What a lane needs to have rings; None: it is to have none.
+///
+/// # Errors
+/// EINVAL: `FERROCE_SAME_HOST` says what nobody understands.
+pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
+    match env::var("FERROCE_SAME_HOST").as_deref() {
+        Err(_) | Ok("" | "ring") => {}
+        Ok("udp") => return Ok(None),
+        Ok(other) => {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!("FERROCE_SAME_HOST is {other:?}: it can be \"ring\" (the default) or \"udp\""),
+            ));
+        }
+    }
+    // Both are about the wire.
+    if ["FERROCE_PCAP", "FERROCE_FAULT"].iter().any(|name| env::var_os(name).is_some()) {
+        return Ok(None);
+    }
+    match WakeSocket::bind() {
+        Ok(socket) => Ok(Some(socket)),
+        Err(error) => {
+            log::debug!("no rings to other processes of this host: {error}");
+            Ok(None)
+        }
+    }
+}
 
 /// Makes the link over a lane's receive sockets.
 pub(crate) fn make(rx: Vec<OwnedFd>) -> Result<Box<dyn Link>> {

@@ -140,6 +140,11 @@ impl Qp {
             // Not an attribute of a UD queue pair: a datagram is as large as the port's MTU lets it be.
             attr.path_mtu = self.pd.context().device().port().active_mtu;
         }
+        let connects = mask.contains(QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::DEST_QPN)
+            && (self.state(), attr.state) == (QpState::Init, QpState::Rtr);
+        if let Some(path) = attr.path.as_ref().filter(|_| connects && self.qp_type() != QpType::Ud) {
+            self.pd.context().prefer_ring(&self.pair, path, attr.dest_qpn);
+        }
         self.pair.modify(&attr, mask)?;
         if mask.contains(QpAttrMask::AV) {
             *self.ah.lock() = change.ah;

@@ -1,13 +1,16 @@
 //! The engine's relay over the lease's socket.
 
 use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ferroce_engine::Relay;
-use ferroce_service::client::LaneLease;
+use ferroce_engine::{Relay, Relayed, RingCall, RingWord};
+use ferroce_link::ring::WakeName;
+use ferroce_service::client::{self, LaneLease};
+use ferroce_service::protocol::{self, RingStep};
 use ferroce_wire::NetHeader;
 
-/// Packets taken from the service in one go.
+/// Messages taken from the service in one go.
 const RECEIVE_BUDGET: usize = 64;
 
 /// The relay of a leased lane.
@@ -23,10 +26,10 @@ impl Relay for LeaseRelay {
         }
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&NetHeader, &[u8])) {
+    fn receive(&mut self, sink: &mut dyn FnMut(Relayed<'_>)) {
         for _ in 0..RECEIVE_BUDGET {
             match self.lease.relay_recv(&mut self.buffer) {
-                Ok(Some(relayed)) => {
+                Ok(Some(client::Relayed::Packet(relayed))) => {
                     let net = NetHeader {
                         src: relayed.src.ip(),
                         dst: relayed.dst,
@@ -35,7 +38,12 @@ impl Relay for LeaseRelay {
                         hop_limit: 64,
                         udp_len: (relayed.bytes.len() + 4) as u16,
                     };
-                    sink(&net, relayed.bytes);
+                    sink(Relayed::Packet(&net, relayed.bytes));
+                }
+                Ok(Some(client::Relayed::Ring(call, descriptors))) => {
+                    if let Some(call) = ring_call(&call, descriptors) {
+                        sink(Relayed::Ring(call));
+                    }
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -45,6 +53,28 @@ impl Relay for LeaseRelay {
             }
         }
     }
+
+    fn tell(&mut self, call: &RingCall<BorrowedFd<'_>>) {
+        let (step, memory) = match call.word {
+            RingWord::Offer(memory) => (RingStep::Offer, Some(memory)),
+            RingWord::Accept => (RingStep::Accept, None),
+        };
+        let message = protocol::RingCall { step, lane: call.lane, lease: call.lease, id: call.id, wake: call.wake.0 };
+        match self.lease.ring_send(&message, memory) {
+            Ok(true) => {}
+            Ok(false) => log::debug!("relay: full, lane {} hears nothing of a ring", call.lane),
+            Err(error) => log::debug!("relay: {error}"),
+        }
+    }
+}
+
+/// None: an offer without memory, which the service does not let through (or its descriptor found no room here).
+fn ring_call(call: &protocol::RingCall, descriptors: Vec<OwnedFd>) -> Option<RingCall<OwnedFd>> {
+    let word = match call.step {
+        RingStep::Offer => RingWord::Offer(descriptors.into_iter().next()?),
+        RingStep::Accept => RingWord::Accept,
+    };
+    Some(RingCall { lane: call.lane, lease: call.lease, id: call.id, wake: WakeName(call.wake), word })
 }
 
 impl std::fmt::Debug for LeaseRelay {

@@ -15,7 +15,7 @@ use crate::start;
 /// Lines one process writes at most, so that a program that retries for ever does not fill a disk.
 const LINES_MAX: u32 = 200;
 
-/// What `FERROCE_REFUSAL` names; set by [`start`].
+/// What `FERROCE_REFUSAL` names; set by [`start()`].
 static FILE: OnceLock<PathBuf> = OnceLock::new();
 
 /// Looks where refusals are to be kept.

@@ -2,7 +2,8 @@
 //! and the middlewares [`FaultLink`] (seeded loss, duplication, reordering, delay, corruption) and [`PcapLink`] (capture).
 //!
 //! A link owns what is below the BTH: sockets, IP and UDP facts, the ICRC, the cut of a train into datagrams. It knows nothing
-//! of queue pairs, PSN order or completions. `unsafe` lives only in `udp/sys.rs`, the system calls.
+//! of queue pairs, PSN order or completions. Between lanes of one host packets also go through memory that both map: [`ring`].
+//! `unsafe` lives only in `udp/sys.rs` and `ring/shared.rs`.
 //!
 //! # When memory is read
 //! [`Link::send`] reads the memory of a train at once. A link may read it again until [`Link::flush`] returns, so a caller that
@@ -14,7 +15,9 @@ use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader};
 
 pub mod fault;
+mod payload;
 pub mod pcap;
+pub mod ring;
 mod stats;
 pub mod udp;
 

@@ -76,6 +76,28 @@ stats! {
     rx_drop_full,
     /// Errors of `recvmmsg` other than "nothing there".
     rx_errors,
+    /// Packets written to rings: for lanes of other processes on this host.
+    ring_tx_packets,
+    /// Their bytes, BTH to pad.
+    ring_tx_bytes,
+    /// Packets dropped because a ring was full.
+    ring_tx_drop_full,
+    /// Packets dropped because their ring is broken or gone.
+    ring_tx_drop_broken,
+    /// Sleeping peers that were woken because a ring has something for them.
+    ring_wakeups,
+    /// Packets read from rings.
+    ring_rx_packets,
+    /// Their bytes, BTH to pad.
+    ring_rx_bytes,
+    /// Packets from rings dropped: they cannot be parsed, or are not filled up to words.
+    ring_rx_bad,
+    /// Packets from rings dropped: for a queue pair that is not connected to the lane at the other end.
+    ring_rx_stranger,
+    /// Rings given up because the peer wrote what it must not.
+    ring_broken,
+    /// Rings that were offered and not taken: no sealed memory, of the wrong size or version, or unasked-for.
+    ring_refused,
     /// Packets that a fault middleware lost on purpose.
     fault_lost,
     /// Packets that a fault middleware doubled.

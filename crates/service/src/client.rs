@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::cm::protocol::{CmReply, CmRequest};
-use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, Status, VERSION};
+use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
 use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, start, sys};
 
 /// How to find the service, and how to start it.
@@ -40,7 +40,8 @@ impl Default for StartOptions {
             port: ROCE_PORT,
             candidates: Vec::new(),
             program: String::new(),
-            patience: Duration::from_secs(2),
+            // On a machine with many more runnable threads than cores everything takes seconds.
+            patience: Duration::from_secs(6),
         }
     }
 }
@@ -92,10 +93,18 @@ impl Client {
     /// Leases a lane: a receive socket of the port's group and a prefix of QP numbers.
     pub fn lease_lane(&self) -> Result<LaneLease, ServiceError> {
         match self.connection.request(Request::LeaseLane)? {
-            (Reply::Lane { lane, seed }, mut descriptors) if descriptors.len() >= 2 => {
+            (Reply::Lane { lane, seed, lease }, mut descriptors) if descriptors.len() >= 2 => {
                 let relay = descriptors.pop().expect("there are at least two");
-                Ok(LaneLease { lane, seed, rx: descriptors, relay, connection: Arc::clone(&self.connection) })
+                Ok(LaneLease { lane, seed, lease, rx: descriptors, relay, connection: Arc::clone(&self.connection) })
             }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// The lease under which a lane is at present, of whatever program; None: nobody leases it.
+    pub fn lease_of(&self, lane: u16) -> Result<Option<u64>, ServiceError> {
+        match self.connection.request(Request::Lease { lane })? {
+            (Reply::Leased { lease, .. }, _) => Ok(Some(lease).filter(|lease| *lease != 0)),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -278,9 +287,28 @@ fn unexpected(reply: &Reply) -> ServiceError {
     ServiceError::new(libc::EPROTO, format!("the service gave an answer to another question: {reply:?}"))
 }
 
+/// What the relay brings.
+#[derive(Debug)]
+pub enum Relayed<'a> {
+    /// A packet that was steered to the wrong lane.
+    Packet(RelayedPacket<'a>),
+    /// Word of another lane about a ring, with the descriptors that came along.
+    Ring(RingCall, Vec<OwnedFd>),
+}
+
+impl<'a> Relayed<'a> {
+    /// The packet, if it is one.
+    pub fn packet(self) -> Option<RelayedPacket<'a>> {
+        match self {
+            Relayed::Packet(packet) => Some(packet),
+            Relayed::Ring(..) => None,
+        }
+    }
+}
+
 /// A packet that was steered to the wrong lane, as the relay brings it to the right one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Relayed<'a> {
+pub struct RelayedPacket<'a> {
     /// IP source and UDP source port.
     pub src: SocketAddr,
     /// IP destination.
@@ -296,6 +324,7 @@ pub struct Relayed<'a> {
 pub struct LaneLease {
     lane: u16,
     seed: u64,
+    lease: u64,
     rx: Vec<OwnedFd>,
     relay: OwnedFd,
     connection: Arc<Connection>,
@@ -313,6 +342,11 @@ impl LaneLease {
     /// Random seed for this lane's keys and QP numbers.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// Names this lease: unlike the lane's number, nobody gets it again.
+    pub fn id(&self) -> u64 {
+        self.lease
     }
 
     /// Hands out the receive sockets (bound, not blocking, closed on exec), once; later calls give none.
@@ -334,14 +368,29 @@ impl LaneLease {
             return Err(Errno::STALE.into());
         }
         let header = RelayHeader { src, dst }.encode();
-        match seqpacket::send(&self.relay, &[&header, bytes], &[], SendFlags::DONTWAIT) {
+        self.hand_in(&[&header, bytes], &[])
+    }
+
+    /// Hands word about a ring to the service, which passes it on to the lane that `call` names. Never blocks. False:
+    /// dropped, because the relay is full.
+    ///
+    /// ESTALE: in a forked child. EPIPE or ECONNRESET: the service has ended.
+    pub fn ring_send(&self, call: &RingCall, memory: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+        if self.connection.is_stale() {
+            return Err(Errno::STALE.into());
+        }
+        self.hand_in(&[&call.encode()], memory.as_slice())
+    }
+
+    fn hand_in(&self, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        match seqpacket::send(&self.relay, parts, descriptors, SendFlags::DONTWAIT) {
             Ok(()) => Ok(true),
             Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Takes one packet that the relay brought, if there is one. Never blocks. The buffer is grown as needed.
+    /// Takes one message that the relay brought, if there is one. Never blocks. The buffer is grown as needed.
     ///
     /// ESTALE: in a forked child. ECONNRESET: the service has ended.
     pub fn relay_recv<'b>(&self, buffer: &'b mut Vec<u8>) -> io::Result<Option<Relayed<'b>>> {
@@ -349,14 +398,18 @@ impl LaneLease {
             return Err(Errno::STALE.into());
         }
         buffer.resize(Self::RELAY_BYTES_MAX, 0);
-        let len = match rustix::io::retry_on_intr(|| seqpacket::recv(&self.relay, buffer, RecvFlags::DONTWAIT)) {
+        let received = match rustix::io::retry_on_intr(|| seqpacket::recv(&self.relay, buffer, RecvFlags::DONTWAIT)) {
             Ok(received) if received.len == 0 => return Err(Errno::CONNRESET.into()),
-            Ok(received) => received.len,
+            Ok(received) => received,
             Err(Errno::AGAIN) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
-        let (header, bytes) = RelayHeader::decode(&buffer[..len]).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Some(Relayed { src: header.src, dst: header.dst, bytes }))
+        let message = &buffer[..received.len];
+        if let Some(call) = RingCall::decode(message) {
+            return Ok(Some(Relayed::Ring(call, received.descriptors)));
+        }
+        let (header, bytes) = RelayHeader::decode(message).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Relayed::Packet(RelayedPacket { src: header.src, dst: header.dst, bytes })))
     }
 
     /// Gives the lane back and waits for the service to confirm it: nothing is steered to it any more. Receive sockets

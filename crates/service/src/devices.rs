@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use crate::ServiceError;
-use crate::netlink::{self, Address, IFF_LOOPBACK, IFF_RUNNING, IFF_UP, Link};
+use crate::netlink::{self, Address, IFF_LOOPBACK, IFF_LOWER_UP, IFF_RUNNING, IFF_UP, Link};
 
 /// What the caller wants listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,7 +108,7 @@ fn build(
             guid,
             mac: link.mac.unwrap_or_default(),
             mtu: link.mtu,
-            up: link.flags & IFF_RUNNING != 0,
+            up: link.flags & (IFF_RUNNING | IFF_LOWER_UP) != 0,
             loopback: link.flags & IFF_LOOPBACK != 0,
             gids,
         })

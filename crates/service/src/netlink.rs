@@ -34,6 +34,8 @@ const DUMP_ATTEMPTS: usize = 4;
 pub(crate) const IFF_UP: u32 = 0x1;
 pub(crate) const IFF_LOOPBACK: u32 = 0x8;
 pub(crate) const IFF_RUNNING: u32 = 0x40;
+/// The carrier is there; told at once, where IFF_RUNNING may follow a second later.
+pub(crate) const IFF_LOWER_UP: u32 = 0x1_0000;
 
 /// A network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -9,8 +9,9 @@
 //! | `Lane` | the receive sockets, then the lane's end of its relay |
 //! | `Cm(Channel)` | the program's end of the event channel |
 //!
-//! The relay is a SOCK_SEQPACKET socket pair that carries [`RelayHeader`] and a packet in both directions. When all
-//! copies of the lane's end are closed, nobody has the lane's receive sockets any more: the lane is given back.
+//! The relay is a SOCK_SEQPACKET socket pair that carries two kinds of messages in both directions: [`RelayHeader`] and a
+//! packet, or a [`RingCall`], an offer of it with the descriptor of the ring's memory. When all copies of the lane's end
+//! are closed, nobody has the lane's receive sockets any more: the lane is given back.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::cm::protocol::{CmReply, CmRequest};
 
 /// Version of this protocol; a service refuses others.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Longest request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 4096;
@@ -61,6 +62,11 @@ pub enum Request {
         /// The lane.
         lane: u16,
     },
+    /// Under which lease a lane of any program is. Answered by [`Reply::Leased`].
+    Lease {
+        /// The lane.
+        lane: u16,
+    },
     /// Answered by [`Reply::Status`].
     Status {
         /// Where the last page ended ([`StatusPage::next`]); 0: from the start.
@@ -88,11 +94,20 @@ pub enum Reply {
         lane: u16,
         /// Random.
         seed: u64,
+        /// Names this lease; see [`Reply::Leased`].
+        lease: u64,
     },
     /// To `ReleaseLane`.
     Released {
         /// The lane.
         lane: u16,
+    },
+    /// To `Lease`. A lane number is leased again after its program has ended; this number is not.
+    Leased {
+        /// The lane.
+        lane: u16,
+        /// Random, not 0; the same as long as the lease lasts, also when the service restarts. 0: nobody leases the lane.
+        lease: u64,
     },
     /// To `Status`.
     Status(StatusPage),
@@ -167,7 +182,7 @@ pub struct ClientStatus {
 pub struct Counters {
     /// Arrived at lane 0.
     pub strays: u64,
-    /// Handed in by lanes.
+    /// Handed in by lanes, messages about rings included.
     pub relay_in: u64,
     /// Forwarded to the right lane.
     pub relay_out: u64,
@@ -179,7 +194,7 @@ pub struct Counters {
     /// Strays whose ICRC was wrong.
     #[serde(default)]
     pub drop_icrc: u64,
-    /// For a lane that nobody leases.
+    /// For a lane that nobody leases, or not under the lease that was named.
     pub drop_no_lane: u64,
     /// The right lane's relay was full or gone.
     pub drop_full: u64,
@@ -203,7 +218,7 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<Envelope<T>, St
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
-/// What precedes a packet on the relay, 40 bytes: version, 1 reserved byte, UDP source port (network order), 4 reserved
+/// What precedes a packet on the relay, 40 bytes: kind 1, 1 reserved byte, UDP source port (network order), 4 reserved
 /// bytes, IP source, IP destination (16 bytes each; IPv4 as `::ffff:a.b.c.d`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayHeader {
@@ -216,12 +231,12 @@ pub struct RelayHeader {
 impl RelayHeader {
     /// Bytes of the header.
     pub const LEN: usize = 40;
-    const VERSION: u8 = 1;
+    const KIND: u8 = 1;
 
     /// The bytes that precede a packet.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[0] = Self::VERSION;
+        bytes[0] = Self::KIND;
         bytes[2..4].copy_from_slice(&self.src.port().to_be_bytes());
         bytes[8..24].copy_from_slice(&mapped(self.src.ip()));
         bytes[24..40].copy_from_slice(&mapped(self.dst));
@@ -231,7 +246,7 @@ impl RelayHeader {
     /// Header and packet of a relay message; None: not one.
     pub fn decode(bytes: &[u8]) -> Option<(RelayHeader, &[u8])> {
         let (header, packet) = bytes.split_first_chunk::<{ Self::LEN }>()?;
-        if header[0] != Self::VERSION {
+        if header[0] != Self::KIND {
             return None;
         }
         let port = u16::from_be_bytes([header[2], header[3]]);
@@ -240,6 +255,71 @@ impl RelayHeader {
             Ipv6Addr::from(octets).to_canonical()
         };
         Some((RelayHeader { src: SocketAddr::new(ip(8), port), dst: ip(24) }, packet))
+    }
+}
+
+/// What two lanes tell each other about a ring between them: packets then go through memory that both map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RingStep {
+    /// A ring is offered; its memory comes as the message's only descriptor.
+    Offer,
+    /// The offer with this id was taken.
+    Accept,
+}
+
+/// A message of the relay about a ring, 40 bytes: kind (2 offer, 3 accept), 1 reserved byte, lane, 4 reserved bytes, lease,
+/// id of the ring (network order), name of the sender's wake socket (16 bytes).
+///
+/// The service passes it on if the lane is leased under that very lease, and puts the sender's lane and lease in their
+/// place: nobody can speak for another lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingCall {
+    /// What it says.
+    pub step: RingStep,
+    /// To the service: the lane that it is for. From the service: the lane that it comes from.
+    pub lane: u16,
+    /// That lane's lease.
+    pub lease: u64,
+    /// Names the ring; chosen at random by who offers it.
+    pub id: u64,
+    /// What the sender's wake socket is called.
+    pub wake: [u8; 16],
+}
+
+impl RingCall {
+    /// Bytes of the message.
+    pub const LEN: usize = 40;
+
+    /// The message.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = match self.step {
+            RingStep::Offer => 2,
+            RingStep::Accept => 3,
+        };
+        bytes[2..4].copy_from_slice(&self.lane.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.lease.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.id.to_be_bytes());
+        bytes[24..40].copy_from_slice(&self.wake);
+        bytes
+    }
+
+    /// What a message says; None: not one.
+    pub fn decode(bytes: &[u8]) -> Option<RingCall> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let step = match bytes[0] {
+            2 => RingStep::Offer,
+            3 => RingStep::Accept,
+            _ => return None,
+        };
+        let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        Some(RingCall {
+            step,
+            lane: u16::from_be_bytes([bytes[2], bytes[3]]),
+            lease: number(8),
+            id: number(16),
+            wake: bytes[24..40].try_into().expect("16 bytes"),
+        })
     }
 }
 
@@ -285,7 +365,20 @@ mod tests {
             if let Some((header, packet)) = RelayHeader::decode(&bytes) {
                 let again = [&header.encode()[..], packet].concat();
                 prop_assert_eq!(RelayHeader::decode(&again), Some((header, packet)));
+                prop_assert_eq!(RingCall::decode(&bytes), None);
             }
+        }
+
+        #[test]
+        fn ring_calls_survive(offer: bool, lane: u16, lease: u64, id: u64, wake: [u8; 16], other in 4u8..) {
+            let step = if offer { RingStep::Offer } else { RingStep::Accept };
+            let call = RingCall { step, lane, lease, id, wake };
+            let mut bytes = call.encode();
+            prop_assert_eq!(RingCall::decode(&bytes), Some(call));
+            prop_assert_eq!(RelayHeader::decode(&bytes), None);
+            prop_assert_eq!(RingCall::decode(&bytes[1..]), None);
+            bytes[0] = other;
+            prop_assert_eq!(RingCall::decode(&bytes), None);
         }
 
         #[test]

@@ -130,6 +130,8 @@ struct Lend {
     relay: OwnedFd,
     /// None: given back.
     lane: Option<u16>,
+    /// Names the lease; random, not 0.
+    lease: u64,
 }
 
 /// The service, bound to its name.
@@ -417,6 +419,7 @@ impl Service {
             _ if !greeted => Err(ServiceError::new(libc::EPROTO, "the first request is not Hello")),
             Request::LeaseLane => return self.lease(id, request),
             Request::ReleaseLane { lane } => self.release(id, lane),
+            Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_of(lane) }),
             Request::Status { from } => Ok(Reply::Status(self.status(from))),
             Request::Cm(asked) => return self.answer_cm(id, request, asked),
         };
@@ -459,8 +462,8 @@ impl Service {
     fn lease(&mut self, id: u64, request: u64) {
         match self.new_lane(id) {
             Ok((lane, socket, copy, relay)) => {
-                let seed = rand::random();
-                self.reply(id, request, Reply::Lane { lane, seed }, &[copy.as_fd(), relay.as_fd()]);
+                let (seed, lease) = (rand::random(), self.lease_of(lane));
+                self.reply(id, request, Reply::Lane { lane, seed, lease }, &[copy.as_fd(), relay.as_fd()]);
                 log::debug!("client {id} has lane {lane} with socket {socket}");
             }
             Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
@@ -490,10 +493,16 @@ impl Service {
             return Err(ServiceError::system("no lane: cannot watch its relay", errno));
         }
         self.dirty = true;
-        self.lends.insert(socket, Lend { relay: ours, lane: Some(lane) });
+        let lease = rand::random_range(1..=u64::MAX);
+        self.lends.insert(socket, Lend { relay: ours, lane: Some(lane), lease });
         self.lanes.insert(lane, socket);
         self.clients.get_mut(&id).expect("the client asks").lanes.insert(lane, socket);
         Ok((lane, socket, copy, theirs))
+    }
+
+    /// Names the lease of a lane; 0: there is none.
+    fn lease_of(&self, lane: u16) -> u64 {
+        self.lanes.get(&lane).map_or(0, |socket| self.lends[socket].lease)
     }
 
     /// A socket of the group is power over all of it, so that only the service's own user gets one.

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce_service::client::{Client, LaneLease, StartOptions};
+use ferroce_service::client::{Client, LaneLease, Relayed, StartOptions};
 use ferroce_service::devices::{self, ListOptions};
 use ferroce_service::protocol::Status;
 
@@ -493,6 +493,9 @@ fn a_crash_of_the_service_moves_no_packet(scene: &Scene) {
         let held = |status: &Status| status.clients.iter().map(|c| (c.pid, c.lanes.clone())).collect::<Vec<_>>();
         assert_eq!(held(&after), held(&before));
         assert_eq!(lanes(&after), all.len());
+        for Traffic { lease, .. } in &all {
+            assert_eq!(client.lease_of(lease.lane()).unwrap(), Some(lease.id()));
+        }
         all.iter_mut().for_each(|traffic| traffic.send(&from, port));
         all.iter_mut().for_each(Traffic::check);
 
@@ -504,7 +507,12 @@ fn a_crash_of_the_service_moves_no_packet(scene: &Scene) {
         assert!(all[0].lease.relay_send(src, dst, &to).unwrap());
         let mut buffer = Vec::new();
         eventually("the relay brings it", || {
-            all[1].lease.relay_recv(&mut buffer).unwrap().is_some_and(|relayed| relayed.bytes == to)
+            all[1]
+                .lease
+                .relay_recv(&mut buffer)
+                .unwrap()
+                .and_then(Relayed::packet)
+                .is_some_and(|relayed| relayed.bytes == to)
         });
         all.iter_mut().for_each(|traffic| traffic.send(&from, port));
         all.iter_mut().for_each(Traffic::check);

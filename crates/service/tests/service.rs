@@ -1,12 +1,12 @@
 //! The service in a thread of the test, with real sockets on loopback.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce_service::client::{Client, LaneLease, StartOptions};
-use ferroce_service::protocol::{Counters, Status};
+use ferroce_service::client::{Client, LaneLease, Relayed, StartOptions};
+use ferroce_service::protocol::{Counters, RingCall, RingStep, Status};
 use ferroce_service::server::{Hosted, LANES_PER_CLIENT_MAX, ServerOptions, Service};
 use ferroce_wire::NetHeader;
 use proptest::prelude::*;
@@ -85,10 +85,23 @@ fn relayed(lease: &LaneLease) -> (SocketAddr, IpAddr, Vec<u8>) {
     let give_up = Instant::now() + Duration::from_secs(60);
     let mut buffer = Vec::new();
     while Instant::now() < give_up {
-        if let Some(packet) = lease.relay_recv(&mut buffer).unwrap() {
+        if let Some(packet) = lease.relay_recv(&mut buffer).unwrap().and_then(Relayed::packet) {
             return (packet.src, packet.dst, packet.bytes.to_vec());
         }
         std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the relay brought nothing");
+}
+
+fn ring_call(lease: &LaneLease) -> (RingCall, Vec<OwnedFd>) {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let mut buffer = Vec::new();
+    while Instant::now() < give_up {
+        match lease.relay_recv(&mut buffer).unwrap() {
+            Some(Relayed::Ring(call, descriptors)) => return (call, descriptors),
+            Some(Relayed::Packet(packet)) => panic!("a packet came: {packet:?}"),
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
     panic!("the relay brought nothing");
 }
@@ -215,7 +228,62 @@ fn foreign_packets_reach_the_right_lane_by_the_relay() {
     let expected =
         Counters { relay_in: 5, relay_out: 2, drop_no_lane: 1, drop_loop: 1, drop_short: 1, ..Counters::default() };
     assert_eq!(status.counters, expected);
-    assert_eq!(here.relay_recv(&mut Vec::new()).unwrap(), None);
+    assert!(here.relay_recv(&mut Vec::new()).unwrap().is_none());
+}
+
+#[test]
+fn word_about_rings_reaches_the_lease_that_is_meant_and_no_other() {
+    let (_service, options) = host();
+    let (client, other) = (connect(&options), connect(&options));
+    let (here, there) = (client.lease_lane().unwrap(), other.lease_lane().unwrap());
+    assert_eq!(client.lease_of(there.lane()).unwrap(), Some(there.id()));
+    assert_eq!(other.lease_of(here.lane()).unwrap(), Some(here.id()));
+    let free = (1..).find(|lane| *lane != here.lane() && *lane != there.lane()).unwrap();
+    assert_eq!(client.lease_of(free).unwrap(), None);
+
+    // The receiver learns who speaks from the service, not from the speaker.
+    let (mut read, write) = std::io::pipe().unwrap();
+    let call = RingCall { step: RingStep::Offer, lane: there.lane(), lease: there.id(), id: 7, wake: [9; 16] };
+    assert!(here.ring_send(&call, Some(write.as_fd())).unwrap());
+    drop(write);
+    let (heard, mut descriptors) = ring_call(&there);
+    assert_eq!(heard, RingCall { lane: here.lane(), lease: here.id(), ..call });
+    let mut file = std::fs::File::from(descriptors.pop().unwrap());
+    assert!(descriptors.is_empty());
+    std::io::Write::write_all(&mut file, b"through").unwrap();
+    drop(file);
+    // The end shows that the service has kept nothing of it.
+    assert_eq!(std::io::read_to_string(&mut read).unwrap(), "through");
+    let answer = RingCall { step: RingStep::Accept, lane: here.lane(), lease: here.id(), ..call };
+    assert!(there.ring_send(&answer, None).unwrap());
+    let (heard, descriptors) = ring_call(&here);
+    assert_eq!(heard, RingCall { lane: there.lane(), lease: there.id(), ..answer });
+    assert!(descriptors.is_empty());
+
+    let (_, write) = std::io::pipe().unwrap();
+    let wrong = [
+        (RingCall { lease: there.id() ^ 1, ..call }, true),
+        (RingCall { lease: 0, ..call }, true),
+        (RingCall { lane: free, ..call }, true),
+        (RingCall { lane: here.lane(), lease: here.id(), ..call }, true),
+        (call, false),
+        (RingCall { step: RingStep::Accept, ..call }, true),
+    ];
+    for (call, with_memory) in wrong {
+        assert!(here.ring_send(&call, with_memory.then(|| write.as_fd())).unwrap());
+    }
+    let status = wait_for(&client, |status| status.counters.relay_in == 8);
+    let expected =
+        Counters { relay_in: 8, relay_out: 2, drop_no_lane: 3, drop_loop: 1, drop_short: 2, ..Counters::default() };
+    assert_eq!(status.counters, expected);
+    assert!(there.relay_recv(&mut Vec::new()).unwrap().is_none());
+
+    // The lane may be another's tomorrow; its old lease is nobody's for good.
+    let (lane, lease) = (there.lane(), there.id());
+    there.release().unwrap();
+    assert_eq!(client.lease_of(lane).unwrap(), None);
+    assert!(here.ring_send(&RingCall { lane, lease, ..call }, Some(write.as_fd())).unwrap());
+    wait_for(&client, |status| status.counters.drop_no_lane == 4);
 }
 
 #[test]
@@ -239,9 +307,9 @@ fn a_relay_that_is_not_emptied_drops_and_counts() {
     assert_eq!(counters.relay_out + counters.drop_full, handed_in);
     let mut buffer = Vec::new();
     for _ in 0..counters.relay_out {
-        assert_eq!(there.relay_recv(&mut buffer).unwrap().unwrap().bytes, large);
+        assert_eq!(there.relay_recv(&mut buffer).unwrap().and_then(Relayed::packet).unwrap().bytes, large);
     }
-    assert_eq!(there.relay_recv(&mut buffer).unwrap(), None);
+    assert!(there.relay_recv(&mut buffer).unwrap().is_none());
 }
 
 #[test]
@@ -346,11 +414,11 @@ fn wrong_requests_are_answered_with_what_is_wrong() {
         };
         messages.iter().map(answer).fold(String::new(), |_, last| last)
     };
-    let hello = r#"{"id":1,"body":{"Hello":{"version":1,"pid":1,"program":"\u001b[31mred"}}}"#;
+    let hello = r#"{"id":1,"body":{"Hello":{"version":2,"pid":1,"program":"\u001b[31mred"}}}"#;
     assert!(ask(&[hello]).contains("Welcome"));
     assert!(ask(&[r#"{"id":9,"body":"LeaseLane"}"#]).contains("not Hello"));
     assert!(ask(&[hello, hello]).contains("a second Hello"));
-    assert!(ask(&[&hello.replace(":1,\"pid", ":7,\"pid")]).contains("protocol version 1, this program 7"));
+    assert!(ask(&[&hello.replace(":2,\"pid", ":7,\"pid")]).contains("protocol version 2, this program 7"));
     assert!(ask(&["GET / HTTP/1.1\r\n"]).contains("not a request"));
     assert!(ask(&[&" ".repeat(5000)]).contains("longer than 4096 bytes"));
     assert!(ask(&[hello, r#"{"id":2,"body":{"ReleaseLane":{"lane":5}}}"#]).contains("lane 5 is not leased to this"));
@@ -363,7 +431,7 @@ fn a_client_that_reads_nothing_is_dropped() {
     let (_service, options) = host();
     let client = connect(&options);
     let raw = Raw::new(&options);
-    raw.send(br#"{"id":1,"body":{"Hello":{"version":1,"pid":1,"program":"deaf"}}}"#);
+    raw.send(br#"{"id":1,"body":{"Hello":{"version":2,"pid":1,"program":"deaf"}}}"#);
     let request = br#"{"id":2,"body":{"Status":{"from":0}}}"#;
     let ended = (0..1_000_000).any(|_| rustix::net::send(&raw.0, request, SendFlags::NOSIGNAL).is_err());
     assert!(ended);
@@ -416,7 +484,7 @@ proptest! {
 
 /// Requests as they should be, as they nearly are, and noise.
 fn message() -> impl Strategy<Value = Vec<u8>> {
-    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":1,"pid":1,"program":"p"}}}"#.to_vec());
+    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":2,"pid":1,"program":"p"}}}"#.to_vec());
     let lease = Just(br#"{"id":2,"body":"LeaseLane"}"#.to_vec());
     let release =
         any::<u16>().prop_map(|lane| format!(r#"{{"id":3,"body":{{"ReleaseLane":{{"lane":{lane}}}}}}}"#).into());

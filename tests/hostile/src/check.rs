@@ -1,10 +1,13 @@
 //! What must hold for any bytes. The fuzz targets call these functions, and so does the replay of their corpora.
 
+use std::fs::File;
 use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
 
 use ferroce_link::LinkStats;
+use ferroce_link::ring::{PACKET_MAX, Ring};
 use ferroce_link::udp::ingest;
-use ferroce_service::protocol::{self, Envelope, RelayHeader, Reply, Request};
+use ferroce_service::protocol::{self, Envelope, RelayHeader, Reply, Request, RingCall};
 use ferroce_wire::icrc::{self, Pseudo};
 use ferroce_wire::{BTH_LEN, ICRC_LEN, NetHeader};
 use serde::Serialize;
@@ -56,6 +59,50 @@ pub fn link_ingest(bytes: &[u8]) {
     assert_eq!(stats.rx_datagrams, 1);
 }
 
+/// Memory of a ring as another process left it: the head, base and tail (8 bytes each, little-endian) that it wrote, then what it
+/// wrote to the data of its direction.
+///
+/// # Panics
+/// What must hold does not.
+pub fn ring(bytes: &[u8]) {
+    /// Where they are: see `ferroce_link::ring`.
+    const HEAD: u64 = 128;
+    const BASE: u64 = 136;
+    const TAIL_OF_OURS: u64 = 640;
+    const DATA: u64 = 4096;
+    const ROUNDS_MAX: usize = 600_000 / 16;
+
+    let Some((words, data)) = bytes.split_first_chunk::<24>() else { return };
+    let (theirs, fd) = Ring::offer().expect("a ring");
+    let mut ours = Ring::accept(&fd).expect("it was just made");
+    let memory = File::from(fd);
+    let write = |at: u64, bytes: &[u8]| memory.write_all_at(bytes, at).expect("it can be written");
+    write(DATA, &data[..data.len().min(512 << 10)]);
+    write(BASE, &words[8..16]);
+    write(TAIL_OF_OURS, &words[16..]);
+    write(HEAD, &words[..8]);
+    let (mut stats, mut scratch) = (LinkStats::default(), Box::new([0; PACKET_MAX]));
+    let (mut delivered, mut taken, mut rounds) = (0, 0, 0);
+    loop {
+        let packets = ours.recv(10_000, &mut scratch, &mut stats, &mut |headers, payload| {
+            delivered += 1;
+            assert!(headers.matches_opcode(), "{headers:?}");
+            assert!(headers.len() + payload.len() + usize::from(headers.bth.pad) <= PACKET_MAX, "{headers:?}");
+        });
+        taken += packets as u64;
+        if ours.is_empty() {
+            break;
+        }
+        rounds += 1;
+        assert!(rounds < ROUNDS_MAX, "a ring holds only so much");
+    }
+    assert_eq!(stats.ring_broken, u64::from(ours.is_broken()));
+    if !ours.is_broken() {
+        assert_eq!((delivered + stats.ring_rx_bad, stats.ring_rx_packets), (taken, taken), "{stats:?}");
+    }
+    drop(theirs);
+}
+
 /// Gives a packet its right ICRC, if it has room for one.
 fn sum(net: &NetHeader, identification: u16, packet: &mut [u8]) {
     let len = packet.len();
@@ -77,6 +124,9 @@ pub fn service_protocol(bytes: &[u8]) {
     if let Some((header, packet)) = RelayHeader::decode(bytes) {
         let again = [&header.encode()[..], packet].concat();
         assert_eq!(RelayHeader::decode(&again), Some((header, packet)));
+    }
+    if let Some(call) = RingCall::decode(bytes) {
+        assert_eq!(RingCall::decode(&call.encode()), Some(call));
     }
 }
 

@@ -34,3 +34,8 @@ fn link_ingest() {
 fn service_protocol() {
     replay("service_protocol", check::service_protocol);
 }
+
+#[test]
+fn ring() {
+    replay("ring", check::ring);
+}

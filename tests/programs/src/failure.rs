@@ -24,6 +24,11 @@ impl Failure {
         self
     }
 
+    /// Does the sentence or what was added to it contain `text`?
+    pub fn mentions(&self, text: &str) -> bool {
+        self.what.contains(text) || self.details.iter().any(|detail| detail.contains(text))
+    }
+
     /// The sentence alone.
     pub fn what(&self) -> &str {
         &self.what

@@ -26,8 +26,24 @@ const PERFTEST_REMARKS: &[&str] = &[
     "Changing to this MTU",
 ];
 
+/// perftest holds the processor's clock against the time of day before it reports, and reports nothing if others disturbed it there.
+const CLOCK_DISTURBED: &str = "Correlation coefficient r^2";
+/// How often a line is run whose perftest could not tell the time.
+const CLOCK_ATTEMPTS: usize = 4;
+
 /// Runs a line in its place, which was made before.
 pub fn run(line: &Line, wire: &Wire, launcher: &Launcher) -> Result<(), Failure> {
+    let mut outcome = run_once(line, wire, launcher);
+    for _ in 1..CLOCK_ATTEMPTS {
+        match &outcome {
+            Err(failure) if failure.mentions(CLOCK_DISTURBED) => outcome = run_once(line, wire, launcher),
+            _ => break,
+        }
+    }
+    outcome
+}
+
+fn run_once(line: &Line, wire: &Wire, launcher: &Launcher) -> Result<(), Failure> {
     match line.what {
         What::Program(row) if row.kind == Kind::List => list(row, wire, launcher),
         What::Program(row) => pairs(row, wire, launcher),

@@ -95,12 +95,15 @@ pub fn load(addr: u64, buffer: &mut [u8]) -> Result<(), Fault> {
     unsafe { load_raw(addr, buffer.as_mut_ptr(), buffer.len()) }
 }
 
-/// [`load`] into memory that may be uninitialised; on success all of it is initialised.
+/// [`load`] into memory that may be uninitialised, or that other processes share; on success all of it is written.
+///
+/// # Errors
+/// [`Fault`]: some of the memory at `addr` is gone; the buffer's content is unspecified.
 ///
 /// # Safety
-/// `buffer` is valid for writes of `len` bytes.
+/// `buffer` is valid for writes of `len` bytes; no reference to them exists.
 #[inline]
-unsafe fn load_raw(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
+pub unsafe fn load_raw(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
     #[cfg(target_arch = "x86_64")]
     if handler::ready() {
         // SAFETY: as the caller vouches.

@@ -1,14 +1,15 @@
 //! Packets of one socket on their way to the system: cut into packets, summed, put into GSO batches.
 
 use ferroce_core::mem;
-use ferroce_transport::{Payload, Span, Train};
+use ferroce_transport::Train;
 use ferroce_wire::icrc;
 use ferroce_wire::{BTH_LEN, Bth, Headers, ICRC_LEN, Psn};
 
 use super::arena::Arena;
 use super::sum::PathSum;
-use super::sys::{MAX_PIECES, Message, Piece};
+use super::sys::{self, MAX_PIECES, Message};
 use crate::SendError;
+use crate::payload::{Piece, Source};
 
 /// Most bytes that a packet adds to its payload: BTH, the longest run of extended headers, pad, ICRC.
 const OVERHEAD: usize = 64;
@@ -54,7 +55,7 @@ pub(super) struct Queue {
     /// The ICRC up to the BTH for this socket's addresses.
     sum: PathSum,
     limits: Limits,
-    pieces: Vec<Piece>,
+    pieces: Vec<sys::Piece>,
     batches: Vec<Batch>,
     owners: Vec<Owner>,
 }
@@ -63,7 +64,7 @@ pub(super) struct Queue {
 struct Mark {
     arena: usize,
     pieces: usize,
-    last_piece: Option<Piece>,
+    last_piece: Option<sys::Piece>,
     batches: usize,
     last_batch: Option<Batch>,
     owners: usize,
@@ -107,11 +108,7 @@ impl Queue {
         mut inspect: Option<&mut Inspect<'_>>,
     ) -> Result<(), SendError> {
         let (len, mtu, packets) = (train.len as usize, train.mtu as usize, train.packets as usize);
-        assert!(
-            packets == 1 || packets > 1 && train.tail.is_some() && (packets - 1) * mtu < len && len <= packets * mtu,
-            "a train of {packets} packets of {mtu} bytes does not make {len} bytes"
-        );
-        let mut source = Source::new(&train.payload, len);
+        let mut source = Source::new(train);
         let mark = self.mark(arena);
         let mut header = Header::new(&train.head);
         for i in 0..packets {
@@ -158,13 +155,13 @@ impl Queue {
         let mut sum = self.sum.state(wire as u16, identification);
         sum = icrc::update(sum, header.masked());
         header.put(headers);
-        sum = source.copy_to(payload, sum)?;
+        sum = copy_to(source, payload, sum)?;
         if !pad.is_empty() {
             pad.fill(0);
             sum = icrc::update(sum, pad);
         }
         icrc.copy_from_slice(&icrc::finish(sum));
-        self.push_piece(Piece { addr, len: wire });
+        self.push_piece(sys::Piece { addr, len: wire });
         Ok(identification)
     }
 
@@ -205,7 +202,7 @@ impl Queue {
     }
 
     /// Adds a piece to the last batch, together with the one before if they are neighbours.
-    fn push_piece(&mut self, piece: Piece) {
+    fn push_piece(&mut self, piece: sys::Piece) {
         let first = self.batches.last().expect("a packet is placed before its pieces").first_piece;
         match self.pieces[first..].last_mut() {
             Some(last) if last.addr + last.len == piece.addr => last.len += piece.len,
@@ -241,7 +238,7 @@ impl Queue {
         })
     }
 
-    fn batch_pieces(&self, at: usize) -> &[Piece] {
+    fn batch_pieces(&self, at: usize) -> &[sys::Piece] {
         let end = self.batches.get(at + 1).map_or(self.pieces.len(), |next| next.first_piece);
         &self.pieces[self.batches[at].first_piece..end]
     }
@@ -259,7 +256,7 @@ impl Queue {
 
     /// The pieces of the `index`th packet of a datagram, made ready to go as a datagram of its own: its Identification will be 0,
     /// and its ICRC is put right for that.
-    pub(super) fn single(&mut self, at: usize, index: u16, arena: &mut Arena) -> Vec<Piece> {
+    pub(super) fn single(&mut self, at: usize, index: u16, arena: &mut Arena) -> Vec<sys::Piece> {
         let batch = self.batches[at];
         let mut skip = batch.segment * usize::from(index);
         let wire = batch.segment.min(batch.bytes - skip);
@@ -271,7 +268,7 @@ impl Queue {
             let len = (piece.len - skipped).min(left);
             left -= len;
             if len > 0 {
-                pieces.push(Piece { addr: piece.addr + skipped, len });
+                pieces.push(sys::Piece { addr: piece.addr + skipped, len });
             }
         }
         if let Some(last) = pieces.last() {
@@ -331,48 +328,21 @@ impl Header {
     }
 }
 
-/// What is left of a train's payload.
-enum Source<'a> {
-    Spans { first: Span, rest: &'a [Span] },
-    Bytes(&'a [u8]),
-}
-
-impl<'a> Source<'a> {
-    /// # Panics
-    /// If the payload has fewer than `len` bytes.
-    fn new(payload: &'a Payload, len: usize) -> Source<'a> {
-        let spans = match payload {
-            Payload::Gather(spans) => spans.as_slice(),
-            Payload::Copy(span) => std::slice::from_ref(span),
-            Payload::Inline(bytes, start) => return Source::Bytes(&bytes[*start as usize..][..len]),
+/// Copies the next bytes of a payload to `out` and continues the sum over them.
+fn copy_to(source: &mut Source<'_>, mut out: &mut [u8], mut sum: u32) -> Result<u32, mem::Fault> {
+    while !out.is_empty() {
+        let len = match source.next(out.len()) {
+            Piece::Memory { addr, len } => {
+                sum = mem::load_crc(addr, &mut out[..len], sum)?;
+                len
+            }
+            Piece::Bytes(bytes) => {
+                out[..bytes.len()].copy_from_slice(bytes);
+                sum = icrc::update(sum, bytes);
+                bytes.len()
+            }
         };
-        let have: usize = spans.iter().map(|span| span.len as usize).sum();
-        assert!(have >= len, "a train of {len} bytes has {have} bytes of payload");
-        Source::Spans { first: Span { addr: 0, len: 0 }, rest: spans }
+        out = &mut out[len..];
     }
-
-    /// Copies the next bytes to `out` and continues the sum over them.
-    fn copy_to(&mut self, mut out: &mut [u8], mut sum: u32) -> Result<u32, mem::Fault> {
-        match self {
-            Source::Spans { first, rest } => {
-                while !out.is_empty() {
-                    while first.len == 0 {
-                        let (next, others) = rest.split_first().expect("the payload's length was checked");
-                        (*first, *rest) = (*next, others);
-                    }
-                    let (chunk, left) = out.split_at_mut(out.len().min(first.len as usize));
-                    sum = mem::load_crc(first.addr, chunk, sum)?;
-                    *first = Span { addr: first.addr + chunk.len() as u64, len: first.len - chunk.len() as u32 };
-                    out = left;
-                }
-                Ok(sum)
-            }
-            Source::Bytes(bytes) => {
-                let (chunk, left) = bytes.split_at(out.len());
-                out.copy_from_slice(chunk);
-                *bytes = left;
-                Ok(icrc::update(sum, chunk))
-            }
-        }
-    }
+    Ok(sum)
 }

@@ -1,7 +1,8 @@
-//! Packets that arrived at the wrong lane: from lane 0, or handed in by the lane that got them.
+//! Packets that arrived at the wrong lane (from lane 0, or handed in by the lane that got them), and what lanes tell each other
+//! about rings.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_wire::{BTH_LEN, ICRC_LEN, NetHeader, icrc};
 use rustix::event::epoll;
@@ -10,7 +11,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::{Service, SocketId};
 use crate::cm::Inbound;
-use crate::protocol::RelayHeader;
+use crate::protocol::{RelayHeader, RingCall, RingStep};
 use crate::{LANE_SHIFT, seqpacket, sys};
 
 /// The longest UDP payload with its relay header.
@@ -51,9 +52,10 @@ impl Service {
         let mut buffer = std::mem::take(&mut self.buffer);
         for _ in 0..PACKETS_PER_TURN {
             // A lane that was given back hands in nothing any more.
-            let Some(lend) = self.lends.get(&socket).filter(|lend| lend.lane.is_some()) else {
+            let Some((lend, lane)) = self.lends.get(&socket).and_then(|lend| Some((lend, lend.lane?))) else {
                 break;
             };
+            let sender = (lane, lend.lease);
             let received = match seqpacket::recv(&lend.relay, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok(received) => received,
                 Err(_) => break,
@@ -62,9 +64,13 @@ impl Service {
                 break; // Closed, and then hung up; or an empty message, which counts as nothing.
             }
             self.counters.relay_in += 1;
-            match RelayHeader::decode(&buffer[..received.len]).filter(|_| !received.truncated) {
+            let message = &buffer[..received.len];
+            match RelayHeader::decode(message).filter(|_| !received.truncated) {
                 Some((header, packet)) => self.forward(Some(socket), &header, packet),
-                None => self.counters.drop_short += 1,
+                None => match RingCall::decode(message) {
+                    Some(call) => self.pass_on(sender, &call, &received.descriptors),
+                    None => self.counters.drop_short += 1,
+                },
             }
         }
         self.buffer = buffer;
@@ -87,12 +93,40 @@ impl Service {
             self.counters.drop_loop += 1;
             return;
         }
-        let relay = self.lends[&socket].relay.as_fd();
-        match seqpacket::send(relay, &[&header.encode(), packet], &[], SendFlags::DONTWAIT) {
+        self.hand_over(socket, &[&header.encode(), packet], &[]);
+    }
+
+    /// Tells a lane what another one, `sender`, has to say about a ring. The descriptors are only passed on.
+    fn pass_on(&mut self, sender: (u16, u64), call: &RingCall, descriptors: &[OwnedFd]) {
+        let expected = match call.step {
+            RingStep::Offer => 1,
+            RingStep::Accept => 0,
+        };
+        if descriptors.len() != expected {
+            self.counters.drop_short += 1;
+            return;
+        }
+        if call.lane == sender.0 {
+            self.counters.drop_loop += 1;
+            return;
+        }
+        // A lease that has ended is not the one that was meant, though its lane may be another's by now.
+        let target = self.lanes.get(&call.lane).copied().filter(|socket| self.lends[socket].lease == call.lease);
+        let Some(socket) = target else {
+            self.counters.drop_no_lane += 1;
+            return;
+        };
+        let call = RingCall { lane: sender.0, lease: sender.1, ..*call };
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        self.hand_over(socket, &[&call.encode()], &descriptors);
+    }
+
+    fn hand_over(&mut self, socket: SocketId, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) {
+        match seqpacket::send(&self.lends[&socket].relay, parts, descriptors, SendFlags::DONTWAIT) {
             Ok(()) => self.counters.relay_out += 1,
             Err(errno) => {
                 if errno != Errno::AGAIN {
-                    log::debug!("no relay to lane {lane}: {errno}");
+                    log::debug!("no relay to socket {socket}: {errno}");
                 }
                 self.counters.drop_full += 1;
             }

@@ -23,8 +23,16 @@ struct Saved {
     next_lane: u16,
     counters: Counters,
     clients: Vec<SavedClient>,
-    /// Lent sockets; without a lane: given back.
-    lends: Vec<(SocketId, Option<u16>)>,
+    /// Lent sockets.
+    lends: Vec<SavedLend>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct SavedLend {
+    socket: SocketId,
+    /// None: given back.
+    lane: Option<u16>,
+    lease: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,6 +75,8 @@ impl Service {
             program: client.program.clone(),
             lanes: client.lanes.clone(),
         };
+        let saved_lend =
+            |(socket, lend): (&SocketId, &Lend)| SavedLend { socket: *socket, lane: lend.lane, lease: lend.lease };
         self.store.save_service(&Saved {
             started_s: self.started_s,
             restarts: self.restarts,
@@ -74,7 +84,7 @@ impl Service {
             next_lane: self.next_lane,
             counters: self.counters,
             clients: self.clients.iter().map(client).collect(),
-            lends: self.lends.iter().map(|(socket, lend)| (*socket, lend.lane)).collect(),
+            lends: self.lends.iter().map(saved_lend).collect(),
         });
     }
 
@@ -95,7 +105,7 @@ impl Service {
             }
         }
         let relays: BTreeMap<SocketId, OwnedFd> =
-            saved.lends.iter().filter_map(|(socket, _)| Some((*socket, held.remove(&Key::Relay(*socket))?))).collect();
+            saved.lends.iter().filter_map(|lend| Some((lend.socket, held.remove(&Key::Relay(lend.socket))?))).collect();
         // What it was about to keep or to close: nobody was told of it, or somebody was told that it is gone.
         held.keys().for_each(|key| self.store.remove(*key));
         drop(held);
@@ -114,7 +124,7 @@ impl Service {
     /// made or given back, and is given back.
     fn agree_on_lanes(
         &mut self,
-        lends: &[(SocketId, Option<u16>)],
+        lends: &[SavedLend],
         clients: &BTreeMap<u64, (OwnedFd, Option<OwnedFd>, SavedClient)>,
         mut relays: BTreeMap<SocketId, OwnedFd>,
     ) -> Result<(), ServiceError> {
@@ -128,7 +138,7 @@ impl Service {
         let steered: Vec<(SocketId, u16)> = group.leased().collect();
         for (socket, lane) in steered {
             let whole = owned.contains(&(lane, socket))
-                && lends.contains(&(socket, Some(lane)))
+                && lends.iter().any(|lend| (lend.socket, lend.lane) == (socket, Some(lane)))
                 && relays.contains_key(&socket);
             if whole {
                 self.lanes.insert(lane, socket);
@@ -156,7 +166,8 @@ impl Service {
             let wanted = if lane.is_some() { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
             epoll::add(&self.epoll, &relay, Source::Relay(socket).token(), wanted)
                 .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
-            self.lends.insert(socket, Lend { relay, lane });
+            let lease = lends.iter().find(|lend| lend.socket == socket).map_or(0, |lend| lend.lease);
+            self.lends.insert(socket, Lend { relay, lane, lease });
         }
         Ok(())
     }

@@ -547,16 +547,16 @@ fn more_destinations_than_are_kept_in_mind() {
 #[test]
 fn windows_of_datagrams_are_towards_their_own_destinations() {
     let mut pair = pair(QpType::Ud);
-    post(&mut pair, 30);
+    post(&mut pair, 15);
     let other = Arc::new(PathAddr { dst: IpAddr::from([10, 88, 0, 9]), ..(*pair.a.path).clone() });
-    for id in 0..30 {
+    for id in 0..15 {
         let ud = Some(UdDest { path: Arc::clone(&other), qpn: 5, qkey: 1 });
         pair.post_wr(Who::A, SendWr { ud, ..wr(id, SendOp::Send, &[pair.a.region.sge(0, LEN)]) });
     }
     // B takes all for its own and answers for itself only.
     pair.rule(|_, packet| if packet.headers.bth.dest_qp == 5 { Fate::Drop } else { Fate::Deliver });
     pair.run();
-    all_sent(&pair, 60);
+    all_sent(&pair, 30);
     assert_eq!(pair.a.host.counted(Count::FlowAnswerReceived), 1, "to two questions");
     assert_eq!(pair.now, 50 * MS, "until the other one counts as a stranger");
 }

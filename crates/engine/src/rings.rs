@@ -1,0 +1,355 @@
+//! The rings of a lane: to which lanes of other processes on this host packets go through memory.
+//!
+//! A ring belongs to a lease, not to a lane number, which is another process's after the first has ended. There is at most one for
+//! each peer; who needs it first offers it, over the service's relay. If both do at once, the offer of the lower lane number holds.
+//! Packets are taken from a ring as soon as it is offered: the peer may use it before we hear that it accepted.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ferroce_link::ring::{PACKET_MAX, Ring, WakeSocket, Waker, Watch};
+use ferroce_link::{LinkStats, SendError};
+use ferroce_transport::{Nanos, Train};
+use ferroce_wire::Headers;
+use parking_lot::Mutex;
+
+use crate::relay::{Relay, RingCall, RingWord};
+
+/// How long an offer is waited for.
+const ACCEPT_NS: Nanos = 10_000_000;
+/// How long a peer that did not answer is left alone.
+const SILENT_NS: Nanos = 1_000_000_000;
+/// Bytes taken from one ring in one turn.
+const RECEIVE_BYTES: usize = 128 << 10;
+/// So much is shown to the peer before the flush: it can begin to read.
+const SHOW_BYTES: usize = 32 << 10;
+/// Rings that are looked at for a dead peer when one is added.
+const SWEEP: usize = 16;
+
+/// Names a ring of the lane, also after its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingId {
+    place: usize,
+    id: u64,
+}
+
+/// What [`Rings::ask`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// There is a ring.
+    Ready,
+    /// One was offered; ask again.
+    Offered,
+    /// There is none, and for now there will be none.
+    No,
+}
+
+/// A ring and who is at its other end.
+#[derive(Debug)]
+struct Peer {
+    lane: u16,
+    lease: u64,
+    /// Of the ring, as both ends call it.
+    id: u64,
+    ring: Ring,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// By us, at that time; not accepted yet.
+    Offered { memory: OwnedFd, at: Nanos },
+    /// Both ends have it.
+    Ready(Waker),
+}
+
+impl Peer {
+    fn show(&mut self, stats: &mut LinkStats) {
+        if self.ring.show()
+            && let Stage::Ready(waker) = &self.stage
+        {
+            stats.ring_wakeups += 1;
+            waker.wake();
+        }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    lane: u16,
+    peers: Vec<Option<Peer>>,
+    by_lane: HashMap<u16, usize>,
+    sleep: Arc<RingSleep>,
+    /// Places of rings with trains that their peers do not see yet.
+    hidden: Vec<usize>,
+    /// Place where the next sweep begins.
+    sweep: usize,
+    scratch: Box<[u8; PACKET_MAX]>,
+    stats: LinkStats,
+}
+
+impl Rings {
+    pub(crate) fn new(lane: u16, sleep: Arc<RingSleep>) -> Rings {
+        Rings {
+            lane,
+            peers: Vec::new(),
+            by_lane: HashMap::new(),
+            sleep,
+            hidden: Vec::new(),
+            sweep: 0,
+            scratch: Box::new([0; PACKET_MAX]),
+            stats: LinkStats::default(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_lane.is_empty()
+    }
+
+    pub(crate) fn stats(&self) -> &LinkStats {
+        &self.stats
+    }
+
+    /// Counts a packet that came from a ring for a queue pair that has nothing to do with it.
+    pub(crate) fn count_strangers(&mut self, count: u64) {
+        self.stats.ring_rx_stranger += count;
+    }
+
+    /// The ring to a lane under this lease, if both ends have it.
+    pub(crate) fn to(&self, lane: u16, lease: u64) -> Option<RingId> {
+        let place = *self.by_lane.get(&lane)?;
+        let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && !peer.ring.is_broken())?;
+        matches!(peer.stage, Stage::Ready(_)).then_some(RingId { place, id: peer.id })
+    }
+
+    /// Sees to it that there is a ring to a lane, as far as that is in our hands.
+    pub(crate) fn ask(&mut self, lane: u16, lease: u64, now: Nanos, relay: &mut dyn Relay) -> Asked {
+        let known = self.by_lane.get(&lane).copied();
+        if let Some(place) = known {
+            let peer = self.peers[place].as_mut().expect("a known lane has its ring");
+            if peer.lease == lease {
+                return match &mut peer.stage {
+                    _ if peer.ring.is_broken() => Asked::No,
+                    Stage::Ready(_) => Asked::Ready,
+                    Stage::Offered { at, .. } if now < *at + ACCEPT_NS => Asked::Offered,
+                    Stage::Offered { at, .. } if now < *at + SILENT_NS => Asked::No,
+                    Stage::Offered { at, memory } => {
+                        *at = now;
+                        let word = RingWord::Offer(memory.as_fd());
+                        relay.tell(&RingCall { lane, lease, id: peer.id, wake: self.sleep.socket.name(), word });
+                        Asked::Offered
+                    }
+                };
+            }
+        }
+        match Ring::offer() {
+            Ok((ring, memory)) => {
+                let id = rand::random();
+                let word = RingWord::Offer(memory.as_fd());
+                relay.tell(&RingCall { lane, lease, id, wake: self.sleep.socket.name(), word });
+                self.insert(Peer { lane, lease, id, ring, stage: Stage::Offered { memory, at: now } });
+                Asked::Offered
+            }
+            Err(error) => {
+                log::debug!("no ring to lane {lane}: {error}");
+                Asked::No
+            }
+        }
+    }
+
+    /// Hears what another lane has to say.
+    pub(crate) fn hear(&mut self, call: RingCall<OwnedFd>, relay: &mut dyn Relay) {
+        let known = self.by_lane.get(&call.lane).copied();
+        let known = known.filter(|place| self.peers[*place].as_ref().is_some_and(|peer| peer.lease == call.lease));
+        match (&call.word, known) {
+            (RingWord::Accept, Some(place)) => self.accepted(place, &call),
+            (RingWord::Accept, None) => self.stats.ring_refused += 1,
+            (RingWord::Offer(memory), None) => self.offered(&call, memory, relay),
+            (RingWord::Offer(memory), Some(place)) => {
+                let peer = self.peers[place].as_ref().expect("a known lane has its ring");
+                match &peer.stage {
+                    // It did not hear that we took it.
+                    Stage::Ready(_) if peer.id == call.id => self.accept(&call, relay),
+                    Stage::Ready(_) => self.stats.ring_refused += 1,
+                    Stage::Offered { .. } if self.lane < call.lane => {}
+                    Stage::Offered { .. } => self.offered(&call, memory, relay),
+                }
+            }
+        }
+    }
+
+    fn offered(&mut self, call: &RingCall<OwnedFd>, memory: &OwnedFd, relay: &mut dyn Relay) {
+        let ring = match Ring::accept(memory) {
+            Ok(ring) => ring,
+            Err(refusal) => {
+                log::warn!("lane {} offers memory for a ring that is not taken: {refusal}", call.lane);
+                self.stats.ring_refused += 1;
+                return;
+            }
+        };
+        match Waker::connect(call.wake) {
+            Ok(waker) => {
+                self.insert(Peer { lane: call.lane, lease: call.lease, id: call.id, ring, stage: Stage::Ready(waker) });
+                self.accept(call, relay);
+            }
+            Err(error) => {
+                log::debug!("no ring to lane {}: {error}", call.lane);
+                self.stats.ring_refused += 1;
+            }
+        }
+    }
+
+    fn accept(&self, call: &RingCall<OwnedFd>, relay: &mut dyn Relay) {
+        let wake = self.sleep.socket.name();
+        relay.tell(&RingCall { lane: call.lane, lease: call.lease, id: call.id, wake, word: RingWord::Accept });
+    }
+
+    fn accepted(&mut self, place: usize, call: &RingCall<OwnedFd>) {
+        let peer = self.peers[place].as_mut().expect("a known lane has its ring");
+        match (&peer.stage, Waker::connect(call.wake)) {
+            (Stage::Offered { .. }, Ok(waker)) if peer.id == call.id => peer.stage = Stage::Ready(waker),
+            // Said twice, because we asked twice.
+            (Stage::Ready(_), _) if peer.id == call.id => {}
+            _ => self.stats.ring_refused += 1,
+        }
+    }
+
+    /// Adds a ring, in place of an older one to the same lane.
+    fn insert(&mut self, peer: Peer) {
+        self.sweep();
+        if let Some(place) = self.by_lane.get(&peer.lane).copied() {
+            self.remove(place);
+        }
+        let place = self.peers.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.peers.push(None);
+            self.peers.len() - 1
+        });
+        self.sleep.add(peer.id, peer.ring.watch());
+        self.by_lane.insert(peer.lane, place);
+        self.peers[place] = Some(peer);
+    }
+
+    fn remove(&mut self, place: usize) {
+        if let Some(peer) = self.peers[place].take() {
+            self.by_lane.remove(&peer.lane);
+            self.sleep.remove(peer.id);
+        }
+    }
+
+    /// Removes some rings whose peer has ended, so that there are hardly more than peers alive.
+    fn sweep(&mut self) {
+        for _ in 0..SWEEP.min(self.peers.len()) {
+            self.sweep = (self.sweep + 1) % self.peers.len();
+            let gone = |peer: &Peer| match &peer.stage {
+                // What it left behind is read first.
+                Stage::Ready(waker) => waker.is_gone() && peer.ring.is_empty(),
+                Stage::Offered { .. } => false,
+            };
+            if self.peers[self.sweep].as_ref().is_some_and(gone) {
+                self.remove(self.sweep);
+            }
+        }
+    }
+
+    /// Writes a train into a ring. The peer sees it at once if it is much, at the latest after [`Rings::flush`]: an answer and the ACK
+    /// behind it come together. Into a ring that is no more, or is another lane's, nothing goes: it is lost, as in the network.
+    ///
+    /// # Errors
+    /// [`SendError::Fault`]: memory of the train is gone; nothing of it goes.
+    pub(crate) fn send(&mut self, to: RingId, lane: u16, train: &Train) -> Result<(), SendError> {
+        let peer = self.peers.get_mut(to.place).and_then(Option::as_mut);
+        let Some(peer) = peer.filter(|peer| peer.id == to.id && peer.lane == lane) else {
+            self.stats.ring_tx_drop_broken += u64::from(train.packets);
+            return Ok(());
+        };
+        let sent = peer.ring.send(train, &mut self.stats);
+        if peer.ring.hidden() >= SHOW_BYTES {
+            peer.show(&mut self.stats);
+        } else if !self.hidden.contains(&to.place) {
+            self.hidden.push(to.place);
+        }
+        sent
+    }
+
+    /// Shows the peers what was written for them, and wakes those who sleep.
+    pub(crate) fn flush(&mut self) {
+        for place in self.hidden.drain(..) {
+            if let Some(peer) = &mut self.peers[place] {
+                peer.show(&mut self.stats);
+            }
+        }
+    }
+
+    /// Gives what came to `sink`, with the lane that it came from. Gives the number of packets.
+    pub(crate) fn receive(&mut self, sink: &mut dyn FnMut(u16, &Headers, &[u8])) -> usize {
+        let mut packets = 0;
+        for peer in self.peers.iter_mut().flatten() {
+            let lane = peer.lane;
+            packets += peer.ring.recv(RECEIVE_BYTES, &mut self.scratch, &mut self.stats, &mut |headers, payload| {
+                sink(lane, headers, payload);
+            });
+        }
+        packets
+    }
+}
+
+/// What a thread that sleeps needs of the rings, without the lane's lock.
+#[derive(Debug)]
+pub(crate) struct RingSleep {
+    socket: WakeSocket,
+    watched: Mutex<Watched>,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    /// Threads that sleep, or are about to.
+    sleepers: u32,
+    rings: Vec<(u64, Watch)>,
+}
+
+impl RingSleep {
+    pub(crate) fn new(socket: WakeSocket) -> RingSleep {
+        RingSleep { socket, watched: Mutex::default() }
+    }
+
+    /// Readable when a peer wakes us.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Somebody is about to sleep: from now on the peers wake us. False: there is something already. [`RingSleep::rise`] has to follow
+    /// in any case.
+    pub(crate) fn lie_down(&self) -> bool {
+        let mut watched = self.watched.lock();
+        watched.sleepers += 1;
+        watched.rings.iter().for_each(|(_, ring)| ring.announce_sleep());
+        !watched.rings.iter().any(|(_, ring)| ring.has_something())
+    }
+
+    /// A sleeper is up again, and will look at the rings.
+    pub(crate) fn rise(&self) {
+        let mut watched = self.watched.lock();
+        watched.sleepers -= 1;
+        // Before a peer may wake us again. Most often it was one.
+        self.socket.drain(watched.rings.len().max(1));
+        if watched.sleepers == 0 {
+            watched.rings.iter().for_each(|(_, ring)| ring.announce_awake());
+        } else {
+            watched.rings.iter().for_each(|(_, ring)| ring.announce_sleep());
+        }
+    }
+
+    fn add(&self, id: u64, ring: Watch) {
+        let mut watched = self.watched.lock();
+        if watched.sleepers > 0 {
+            ring.announce_sleep();
+        }
+        watched.rings.push((id, ring));
+    }
+
+    fn remove(&self, id: u64) {
+        self.watched.lock().rings.retain(|(known, _)| *known != id);
+    }
+}

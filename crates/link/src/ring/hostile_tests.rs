@@ -1,0 +1,244 @@
+//! A ring whose other side writes what it likes.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use super::tests::{End, inline_train, pair};
+use super::*;
+
+fn memory_file(size: u64, seals: SealFlags, content: &[u8]) -> OwnedFd {
+    let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memory file");
+    ftruncate(&fd, size).expect("it grows");
+    std::os::unix::fs::FileExt::write_all_at(&File::from(fd.try_clone().expect("a descriptor")), content, 0)
+        .expect("it takes bytes");
+    fcntl_add_seals(&fd, seals).expect("it takes seals");
+    fd
+}
+
+/// What an honest peer's memory begins with.
+fn beginning() -> Vec<u8> {
+    let (ring, fd) = Ring::offer().expect("a ring");
+    let mut bytes = vec![0; 8];
+    std::os::unix::fs::FileExt::read_exact_at(&File::from(fd), &mut bytes, 0).expect("it is there");
+    drop(ring);
+    bytes
+}
+
+#[test]
+fn only_sealed_memory_of_the_right_size_and_version_is_taken() {
+    let (size, seals) = (shared::SIZE as u64, SealFlags::SHRINK | SealFlags::GROW);
+    let good = beginning();
+    Ring::accept(&memory_file(size, seals, &good)).expect("a ring");
+    let refused = |fd: OwnedFd| Ring::accept(&fd).map(drop).expect_err("it is none");
+    assert_eq!(refused(memory_file(size, SealFlags::GROW, &good)), Refusal::NotSealed);
+    assert_eq!(refused(memory_file(size, SealFlags::empty(), &good)), Refusal::NotSealed);
+    assert_eq!(refused(memory_file(size - 1, seals, &good)), Refusal::Size);
+    assert_eq!(refused(memory_file(size + 4096, seals, &good)), Refusal::Size);
+    assert_eq!(refused(memory_file(size, seals, &good[..7])), Refusal::Version);
+    assert_eq!(refused(memory_file(size, seals, b"")), Refusal::Version);
+    let sealed_for_writing = memory_file(size, seals | SealFlags::WRITE, &good);
+    assert_eq!(refused(sealed_for_writing), Refusal::System(libc::EPERM));
+    let (_, pipe) = std::io::pipe().expect("a pipe");
+    assert_eq!(refused(pipe.into()), Refusal::NotSealed);
+    let file = tempfile_of(size, &good);
+    assert_eq!(refused(file.into()), Refusal::NotSealed);
+    let read_only = File::open("/proc/self/exe").expect("it is there");
+    assert_eq!(refused(read_only.into()), Refusal::NotSealed);
+    // A copy that can only be read cannot be used.
+    let path = memory_file(size, seals, &good);
+    let copy = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&path))).expect("it opens");
+    assert_eq!(refused(copy.into()), Refusal::System(libc::EACCES));
+}
+
+fn tempfile_of(size: u64, content: &[u8]) -> File {
+    let path = std::env::temp_dir().join(format!("ferroce-ring-test-{}", std::process::id()));
+    let options = File::options().read(true).write(true).create_new(true).open(&path);
+    let file = options.expect("a temporary file");
+    std::fs::remove_file(&path).expect("its name goes");
+    file.set_len(size).expect("it grows");
+    std::os::unix::fs::FileExt::write_all_at(&file, content, 0).expect("it takes bytes");
+    file
+}
+
+/// What the other side does to the memory.
+#[derive(Clone, Debug)]
+enum Act {
+    Head(u64),
+    MoveHead(i64),
+    Tail(u64),
+    Base(u64),
+    Sleeping(u32),
+    /// A word of the data, at 8 times that.
+    Word(u16, u64),
+    /// The other side sends honestly.
+    Send(u16),
+    /// We do.
+    SendBack(u16),
+    Recv(u16),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let position =
+        prop_oneof![any::<u64>(), (0u64..70_000).prop_map(|n| n * 8), (0u64..2_000).prop_map(|n| u64::MAX - n * 4),];
+    let length = prop_oneof![Just(super::WRAP), any::<u64>(), 0u64..5_000, 12u64..64];
+    prop_oneof![
+        1 => position.clone().prop_map(Act::Head),
+        3 => (-64i64..4_096).prop_map(|n| Act::MoveHead(n * 8)),
+        1 => position.clone().prop_map(Act::Tail),
+        1 => position.prop_map(Act::Base),
+        1 => any::<u32>().prop_map(Act::Sleeping),
+        6 => (any::<u16>(), length.clone()).prop_map(|(at, word)| Act::Word(at, word)),
+        6 => (0u16..64, length).prop_map(|(at, word)| Act::Word(at, word)),
+        4 => (0u16..4_096).prop_map(Act::Send),
+        4 => (0u16..4_096).prop_map(Act::SendBack),
+        6 => any::<u16>().prop_map(Act::Recv),
+    ]
+}
+
+fn play(ours: &mut End, theirs: &mut End, act: &Act) {
+    let (memory, way) = theirs.ring.producer.memory_and_way();
+    match *act {
+        Act::Head(position) => memory.head(way).store(position, Ordering::Release),
+        Act::MoveHead(by) => {
+            memory.head(way).fetch_add(by as u64, Ordering::Release);
+        }
+        Act::Tail(position) => memory.tail(ours.ring.producer.memory_and_way().1).store(position, Ordering::Release),
+        Act::Base(position) => memory.base(way).store(position, Ordering::Release),
+        Act::Sleeping(flag) => memory.sleeping(way).store(flag, Ordering::Release),
+        Act::Word(at, word) => memory.record(way, usize::from(at) * 8).store(word, Ordering::Release),
+        Act::Send(len) => {
+            let _ = theirs.send(&inline_train(&vec![1; len.into()], 0));
+        }
+        Act::SendBack(len) => ours.send(&inline_train(&vec![2; len.into()], 0)).expect("its memory is there"),
+        Act::Recv(budget) => {
+            let before = ours.stats.ring_rx_packets;
+            for (_, payload) in ours.recv(budget.into()) {
+                assert!(payload.len() <= PACKET_MAX);
+            }
+            assert!(ours.stats.ring_rx_packets - before <= 64, "bounded work");
+        }
+    }
+    let _ = ours.ring.show();
+    ours.ring.is_empty();
+    let watch = ours.ring.watch();
+    watch.announce_sleep();
+    watch.has_something();
+    watch.announce_awake();
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_other_side_does_our_side_stands(acts in prop::collection::vec(act(), 1..200), accepts: bool) {
+        let (a, b) = pair();
+        let (mut ours, mut theirs) = if accepts { (b, a) } else { (a, b) };
+        for act in &acts {
+            play(&mut ours, &mut theirs, act);
+        }
+        // Broken is for good, and counted once.
+        prop_assert_eq!(ours.stats.ring_broken, u64::from(ours.ring.is_broken()));
+        if ours.ring.is_broken() {
+            let before = ours.stats;
+            prop_assert!(ours.recv(1 << 20).is_empty());
+            ours.send(&inline_train(b"x", 0)).expect("its memory is there");
+            prop_assert_eq!(ours.stats.ring_tx_packets, before.ring_tx_packets);
+            prop_assert_eq!(ours.stats.ring_tx_drop_broken, before.ring_tx_drop_broken + 1);
+            prop_assert!(!ours.ring.watch().has_something());
+        }
+    }
+}
+
+/// Positions that no honest peer writes, one by one.
+#[test]
+fn impossible_positions_and_lengths_break_the_ring() {
+    let sent = |spoil: &dyn Fn(&Memory, Way)| {
+        let (mut a, mut b) = pair();
+        a.send(&inline_train(b"some", 0)).expect("sent");
+        let (memory, way) = a.ring.producer.memory_and_way();
+        spoil(memory, way);
+        b.recv(1 << 20);
+        (b.ring.is_broken(), b.stats.ring_broken)
+    };
+    let record = 8 + 16;
+    assert_eq!(sent(&|_, _| {}), (false, 0));
+    for head in [1, record - 1, record + 4, shared::AREA as u64 + 8, u64::MAX, u64::MAX - 7] {
+        assert_eq!(sent(&|memory, way| memory.head(way).store(head, Ordering::Relaxed)), (true, 1), "head {head}");
+    }
+    for length in [0, 11, 17, 24, PACKET_MAX as u64, PACKET_MAX as u64 + 1, super::WRAP, super::WRAP + 1, u64::MAX] {
+        assert_eq!(sent(&|memory, way| memory.record(way, 0).store(length, Ordering::Relaxed)), (true, 1), "{length}");
+    }
+    assert_eq!(sent(&|memory, way| memory.base(way).store(4, Ordering::Relaxed)), (true, 1));
+    // At the end of the area a record must fit, whatever lies behind.
+    let at_end = |memory: &Memory, way| {
+        memory.base(way).store((shared::AREA as u64 - 8).wrapping_neg(), Ordering::Relaxed);
+        memory.record(way, shared::AREA - 8).store(16, Ordering::Relaxed);
+    };
+    assert_eq!(sent(&at_end), (true, 1));
+    // The head goes back after something was read.
+    let (mut a, mut b) = pair();
+    a.send(&inline_train(b"some", 0)).expect("sent");
+    assert_eq!(b.recv(1 << 20).len(), 1);
+    let (memory, way) = a.ring.producer.memory_and_way();
+    memory.head(way).store(0, Ordering::Relaxed);
+    assert!(b.recv(1 << 20).is_empty());
+    assert!(b.ring.is_broken());
+}
+
+#[test]
+fn a_tail_that_no_consumer_writes_breaks_the_ring() {
+    for tail in [8, 1, u64::MAX] {
+        let (mut a, b) = pair();
+        let (memory, way) = a.ring.producer.memory_and_way();
+        memory.tail(way).store(tail, Ordering::Relaxed);
+        // The tail is looked at when room is short.
+        for _ in 0..300 {
+            a.send(&inline_train(&[0; 4096], 0)).expect("its memory is there");
+        }
+        // 8 is a position, but none that was reached by whole records: only the reader of it could know.
+        assert_eq!(a.ring.is_broken(), tail != 8, "tail {tail}");
+        drop(b);
+    }
+}
+
+/// The other side scribbles while we read and write.
+#[test]
+fn scribbling_during_our_turns_harms_nobody() {
+    const ROUNDS: usize = 300;
+    let stop = AtomicBool::new(false);
+    for seed in 0..4u64 {
+        let (a, mut b) = pair();
+        let (memory, way) = a.ring.producer.memory_and_way();
+        std::thread::scope(|scope| {
+            let scribbler = || {
+                let mut state = seed + 1;
+                let mut random = || {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    state >> 33
+                };
+                let mut head = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    let at = (random() as usize % 4096) * 8;
+                    let word = if random() % 4 == 0 { super::WRAP } else { random() % 5_000 };
+                    memory.record(way, at).store(word, Ordering::Relaxed);
+                    // Mostly forward, so that the ring lives a while.
+                    head = memory.tail(way).load(Ordering::Relaxed) + random() % 512 * 8;
+                    memory.head(way).store(head, Ordering::Release);
+                }
+                head
+            };
+            let thread = scope.spawn(scribbler);
+            for _ in 0..ROUNDS {
+                b.recv(64 << 10);
+                b.send(&inline_train(&[3; 100], 0)).expect("its memory is there");
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+            thread.join().expect("it only writes");
+        });
+        stop.store(false, Ordering::Relaxed);
+        assert!(b.stats.ring_broken <= 1);
+    }
+}

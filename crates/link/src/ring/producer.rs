@@ -1,0 +1,223 @@
+//! The writing end of one direction.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use ferroce_core::mem;
+use ferroce_transport::Train;
+use ferroce_wire::{Bth, Headers, Psn};
+
+use super::shared::{AREA, Memory, Way};
+use super::{Broken, HEADERS_MAX, WORD, WRAP, record_len};
+use crate::payload::{Piece, Source};
+use crate::{LinkStats, SendError};
+
+/// An idle ring goes back to its start when it is past this offset.
+const QUIET: usize = 8 << 10;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Producer {
+    memory: Arc<Memory>,
+    way: Way,
+    /// Where the next record goes.
+    head: u64,
+    /// Up to where the consumer may read.
+    shown: u64,
+    /// What the consumer was last seen to have read.
+    tail: u64,
+    /// The position that is at the start of the area.
+    base: u64,
+}
+
+/// Why a packet was not written.
+enum Trouble {
+    /// The ring is full.
+    Full,
+    /// The program's memory is gone.
+    Fault,
+    /// The other process wrote what it must not.
+    Broken,
+}
+
+impl From<Broken> for Trouble {
+    fn from(Broken: Broken) -> Trouble {
+        Trouble::Broken
+    }
+}
+
+impl Producer {
+    pub(super) fn new(memory: Arc<Memory>, way: Way) -> Producer {
+        Producer { memory, way, head: 0, shown: 0, tail: 0, base: 0 }
+    }
+
+    /// Writes the packets of a train. What the ring has no room for is dropped and counted.
+    ///
+    /// # Errors
+    /// The program's memory is gone (then the consumer will see nothing of the train), or the ring is broken.
+    pub(super) fn send(&mut self, train: &Train, stats: &mut LinkStats) -> Result<Result<(), SendError>, Broken> {
+        self.rest()?;
+        let start = self.head;
+        let mut source = Source::new(train);
+        let mut header = PacketHeader::new(&train.head);
+        let (mut sent, mut bytes) = (0, 0);
+        for index in 0..train.packets {
+            let last = index + 1 == train.packets;
+            match &train.tail {
+                Some(tail) if last => header = PacketHeader::new(tail),
+                _ if index == 1 => {
+                    let bth = Bth { opcode: train.body, ack_req: false, solicited: false, pad: 0, ..train.head.bth };
+                    header = PacketHeader::new(&Headers::new(bth));
+                }
+                _ => {}
+            }
+            header.set_psn(train.head.bth.psn.add(index));
+            let payload = if last { train.len - index * train.mtu } else { train.mtu };
+            match self.put_packet(&header, payload as usize, &mut source) {
+                Ok(len) => {
+                    sent += 1;
+                    bytes += len as u64;
+                }
+                Err(Trouble::Full) => {
+                    // Later packets would only be out of sequence.
+                    stats.ring_tx_drop_full += u64::from(train.packets - index);
+                    break;
+                }
+                Err(Trouble::Fault) => {
+                    self.head = start;
+                    stats.tx_fault += 1;
+                    return Ok(Err(SendError::Fault));
+                }
+                Err(Trouble::Broken) => return Err(Broken),
+            }
+        }
+        stats.ring_tx_packets += sent;
+        stats.ring_tx_bytes += bytes;
+        Ok(Ok(()))
+    }
+
+    /// Bytes that were written and not shown.
+    pub(super) fn hidden(&self) -> usize {
+        (self.head - self.shown) as usize
+    }
+
+    /// Lets the consumer see all that was written. Does it sleep? Then it has to be woken, once.
+    pub(super) fn show(&mut self) -> bool {
+        self.shown = self.head;
+        // The records first, then the word of them.
+        self.memory.head(self.way).store(self.head, Ordering::Release);
+        // Either we see its flag, or it sees our head when it looks once more (`Watch`).
+        fence(Ordering::SeqCst);
+        let sleeping = self.memory.sleeping(self.way);
+        sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::SeqCst) != 0
+    }
+
+    #[cfg(test)]
+    pub(super) fn memory_and_way(&self) -> (&Memory, Way) {
+        (&self.memory, self.way)
+    }
+
+    /// Goes back to the start of the area if the consumer has read all that was ever written. It looks where that is when it sees the next head.
+    fn rest(&mut self) -> Result<(), Broken> {
+        if self.offset() > QUIET {
+            self.look_at_tail()?;
+            if self.tail == self.head {
+                self.base = self.head;
+                self.memory.base(self.way).store(self.base, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn offset(&self) -> usize {
+        (self.head - self.base) as usize % AREA
+    }
+
+    /// Tells the consumer to go on at the start of the area, where the next record will be. The caller made sure of the room.
+    fn wrap(&mut self) {
+        let offset = self.offset();
+        self.memory.record(self.way, offset).store(WRAP, Ordering::Relaxed);
+        self.head += (AREA - offset) as u64;
+    }
+
+    /// Writes one packet behind the others and gives its length.
+    fn put_packet(&mut self, header: &PacketHeader, payload: usize, source: &mut Source<'_>) -> Result<usize, Trouble> {
+        let len = header.len + payload + header.pad;
+        let need = record_len(len);
+        let to_end = AREA - self.offset();
+        if need <= to_end {
+            self.reserve(need)?;
+        } else {
+            self.reserve(to_end + need)?;
+            self.wrap();
+        }
+        let offset = self.offset();
+        self.memory.record(self.way, offset).store(len as u64, Ordering::Relaxed);
+        // A fault on the ring's own memory: the system is out of memory, and the ring is of no more use.
+        let ours = |mem::Fault| Trouble::Broken;
+        let mut at = offset + WORD;
+        self.memory.put(self.way, at, header.bytes()).map_err(ours)?;
+        at += header.len;
+        let end = at + payload;
+        while at < end {
+            at += match source.next(end - at) {
+                Piece::Memory { addr, len } => {
+                    self.memory.put_memory(self.way, at, addr, len).map_err(|mem::Fault| Trouble::Fault)?;
+                    len
+                }
+                Piece::Bytes(bytes) => {
+                    self.memory.put(self.way, at, bytes).map_err(ours)?;
+                    bytes.len()
+                }
+            };
+        }
+        self.memory.put(self.way, at, &[0; 3][..header.pad]).map_err(ours)?;
+        self.head += need as u64;
+        Ok(len)
+    }
+
+    /// Makes sure of `need` free bytes.
+    fn reserve(&mut self, need: usize) -> Result<(), Trouble> {
+        let room = |producer: &Producer| AREA - (producer.head - producer.tail) as usize;
+        if room(self) < need {
+            self.look_at_tail()?;
+            if room(self) < need {
+                return Err(Trouble::Full);
+            }
+        }
+        Ok(())
+    }
+
+    /// The tail is what the other process says: it can only have moved on, and not past what was written.
+    fn look_at_tail(&mut self) -> Result<(), Broken> {
+        let tail = self.memory.tail(self.way).load(Ordering::Acquire);
+        if tail < self.tail || tail > self.head || !tail.is_multiple_of(8) {
+            return Err(Broken);
+        }
+        self.tail = tail;
+        Ok(())
+    }
+}
+
+/// A packet's headers as bytes: the packets of a train differ in their PSN alone.
+struct PacketHeader {
+    bytes: [u8; HEADERS_MAX],
+    len: usize,
+    pad: usize,
+}
+
+impl PacketHeader {
+    fn new(headers: &Headers) -> PacketHeader {
+        let mut bytes = [0; HEADERS_MAX];
+        headers.emit(&mut bytes);
+        PacketHeader { bytes, len: headers.len(), pad: headers.bth.pad.into() }
+    }
+
+    fn set_psn(&mut self, psn: Psn) {
+        self.bytes[9..12].copy_from_slice(&psn.get().to_be_bytes()[1..]);
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}

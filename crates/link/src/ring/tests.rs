@@ -1,0 +1,246 @@
+use std::sync::Arc;
+
+use ferroce_core::Buffer;
+use ferroce_transport::{Payload, Side, Span, Train};
+use ferroce_wire::{Bth, Headers, Opcode, Psn, Reth};
+
+use super::*;
+
+/// A WRITE of the buffer's bytes `from..from + len` in packets of `mtu`.
+fn write_train(buffer: &Buffer, from: usize, len: usize, mtu: usize, psn: u32) -> Train {
+    let packets = len.div_ceil(mtu).max(1);
+    let bth = |opcode, last: bool| Bth {
+        pad: if last { (len.wrapping_neg() % 4) as u8 } else { 0 },
+        ..Bth::new(opcode, 0x4011, Psn::new(psn))
+    };
+    let opcode = if packets == 1 { Opcode::RC_WRITE_ONLY } else { Opcode::RC_WRITE_FIRST };
+    let mut head = Headers::new(bth(opcode, packets == 1));
+    head.reth = Some(Reth { va: 0x1000, rkey: 7, len: len as u32 });
+    let tail = (packets > 1).then(|| Headers::new(bth(Opcode::RC_WRITE_LAST, true)));
+    let span = Span { addr: buffer.addr() + from as u64, len: len as u32 };
+    Train {
+        head,
+        body: Opcode::RC_WRITE_MIDDLE,
+        tail,
+        packets: packets as u32,
+        mtu: mtu as u32,
+        len: len as u32,
+        payload: Payload::Gather([span].into_iter().collect()),
+        path: None,
+        from: Side::Requester,
+    }
+}
+
+pub(super) fn inline_train(bytes: &[u8], psn: u32) -> Train {
+    let bth =
+        Bth { pad: (bytes.len().wrapping_neg() % 4) as u8, ..Bth::new(Opcode::RC_SEND_ONLY, 0x4011, Psn::new(psn)) };
+    Train {
+        head: Headers::new(bth),
+        body: Opcode::RC_SEND_MIDDLE,
+        tail: None,
+        packets: 1,
+        mtu: 4096,
+        len: bytes.len() as u32,
+        payload: Payload::Inline(Arc::from(bytes), 0),
+        path: None,
+        from: Side::Requester,
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 % 251) as u8).collect()
+}
+
+pub(super) struct End {
+    pub(super) ring: Ring,
+    pub(super) stats: LinkStats,
+    scratch: Box<[u8; PACKET_MAX]>,
+}
+
+impl End {
+    fn new(ring: Ring) -> End {
+        End { ring, stats: LinkStats::default(), scratch: Box::new([0; PACKET_MAX]) }
+    }
+
+    pub(super) fn send(&mut self, train: &Train) -> Result<(), SendError> {
+        let sent = self.ring.send(train, &mut self.stats);
+        let _ = self.ring.show();
+        sent
+    }
+
+    /// Headers and payload of up to about `budget` bytes.
+    pub(super) fn recv(&mut self, budget: usize) -> Vec<(Headers, Vec<u8>)> {
+        let mut packets = Vec::new();
+        self.ring.recv(budget, &mut self.scratch, &mut self.stats, &mut |headers, payload| {
+            packets.push((*headers, payload.to_vec()));
+        });
+        packets
+    }
+}
+
+pub(super) fn pair() -> (End, End) {
+    let (ring, fd) = Ring::offer().expect("a ring");
+    let peer = Ring::accept(&fd).expect("it was just made");
+    (End::new(ring), End::new(peer))
+}
+
+#[test]
+fn a_train_arrives_packet_by_packet_in_both_directions() {
+    let (mut a, mut b) = pair();
+    let buffer = Buffer::new(20_000);
+    buffer.write(0, &pattern(20_000));
+    for _ in 0..100 {
+        for len in [0, 1, 3, 4096, 4097, 12_288, 20_000] {
+            for back in [false, true] {
+                let (from, to) = if back { (&mut b, &mut a) } else { (&mut a, &mut b) };
+                from.send(&write_train(&buffer, 0, len, 4096, 0xff_fffe)).expect("sent");
+                let packets = to.recv(1 << 20);
+                assert_eq!(packets.len(), len.div_ceil(4096).max(1), "{len} {:?} {:?}", from.stats, to.stats);
+                let bytes: Vec<u8> = packets.iter().flat_map(|(_, payload)| payload.clone()).collect();
+                assert_eq!(bytes, pattern(len));
+                for (index, (headers, _)) in packets.iter().enumerate() {
+                    assert_eq!(headers.bth.psn, Psn::new(0xff_fffe).add(index as u32));
+                    assert_eq!(headers.reth.is_some(), index == 0);
+                    assert!(headers.matches_opcode());
+                }
+                assert!(to.recv(1 << 20).is_empty());
+            }
+        }
+    }
+    assert_eq!(a.stats.ring_tx_packets, b.stats.ring_rx_packets);
+    assert_eq!(a.stats.ring_tx_bytes, b.stats.ring_rx_bytes);
+    assert_eq!((a.stats.ring_broken, b.stats.ring_broken, b.stats.ring_rx_bad), (0, 0, 0));
+}
+
+/// A program that gets an answer before the ACK that belongs to it is surprised.
+#[test]
+fn what_is_not_shown_is_not_seen_and_then_all_at_once() {
+    let (mut a, mut b) = pair();
+    for psn in 0..2 {
+        a.ring.send(&inline_train(b"two", psn), &mut a.stats).expect("sent");
+        assert!(b.recv(1 << 20).is_empty());
+    }
+    assert_eq!(a.ring.hidden(), 2 * (8 + 16));
+    assert!(!a.ring.show(), "nobody sleeps");
+    assert_eq!((a.ring.hidden(), b.recv(1 << 20).len()), (0, 2));
+}
+
+#[test]
+fn a_full_ring_drops_the_rest_and_goes_on_when_there_is_room() {
+    let (mut a, mut b) = pair();
+    let buffer = Buffer::new(61_440);
+    buffer.write(0, &pattern(61_440));
+    for psn in 0..20 {
+        a.send(&write_train(&buffer, 0, 61_440, 4096, psn * 15)).expect("sent");
+    }
+    assert!(a.stats.ring_tx_drop_full > 0);
+    assert_eq!(a.stats.ring_tx_packets + a.stats.ring_tx_drop_full, 300);
+    let mut got = 0;
+    loop {
+        let packets = b.recv(10_000);
+        if packets.is_empty() {
+            break;
+        }
+        assert!(packets.len() <= 3, "the budget holds");
+        for (headers, payload) in packets {
+            // What came is a prefix of what was sent, as long as nothing was taken meanwhile.
+            assert_eq!(headers.bth.psn, Psn::new(got));
+            let at = got as usize % 15 * 4096;
+            assert_eq!(payload, &pattern(61_440)[at..at + 4096]);
+            got += 1;
+        }
+    }
+    assert_eq!(u64::from(got), a.stats.ring_tx_packets);
+    a.send(&inline_train(b"room again", 1)).expect("sent");
+    assert_eq!(b.recv(1).pop().expect("a packet").1, b"room again");
+}
+
+#[test]
+fn a_train_whose_memory_is_gone_is_not_seen() {
+    let (mut a, mut b) = pair();
+    let buffer = Buffer::new(8192);
+    a.send(&inline_train(b"before", 0)).expect("sent");
+    let mut train = write_train(&buffer, 0, 8192, 4096, 1);
+    let nowhere = Span { addr: 8, len: 4096 };
+    let here = Span { addr: buffer.addr(), len: 4096 };
+    train.payload = Payload::Gather([here, nowhere].into_iter().collect());
+    assert_eq!(a.send(&train), Err(SendError::Fault));
+    a.send(&inline_train(b"after", 3)).expect("sent");
+    let payloads: Vec<Vec<u8>> = b.recv(1 << 20).into_iter().map(|(_, payload)| payload).collect();
+    assert_eq!(payloads, [b"before".to_vec(), b"after".to_vec()]);
+    assert_eq!(a.stats.tx_fault, 1);
+}
+
+/// Two threads, one of which sleeps whenever it finds nothing: no wake-up is lost, nothing comes twice or out of order.
+#[test]
+fn a_sleeper_is_woken_for_every_packet_it_must_see() {
+    const PACKETS: u32 = 30_000;
+    let (mut a, mut b) = pair();
+    let wake = WakeSocket::bind().expect("a socket");
+    let waker = Waker::connect(wake.name()).expect("it is there");
+    let watch = b.ring.watch();
+    let limits = std::time::Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for psn in 0..PACKETS {
+                let bytes = psn.to_le_bytes();
+                let before = a.stats.ring_tx_packets;
+                // Full: again, when there is room.
+                while a.stats.ring_tx_packets == before {
+                    a.ring
+                        .send(&inline_train(&bytes[..psn as usize % 5], psn), &mut a.stats)
+                        .expect("its memory is there");
+                    if a.ring.show() {
+                        waker.wake();
+                    }
+                }
+                if psn % 7 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut expected = 0;
+        while expected < PACKETS {
+            for (headers, payload) in b.recv(if expected % 3 == 0 { 1 } else { 10_000 }) {
+                assert_eq!(headers.bth.psn, Psn::new(expected));
+                assert_eq!(payload, &expected.to_le_bytes()[..expected as usize % 5]);
+                expected += 1;
+            }
+            watch.announce_sleep();
+            if expected < PACKETS && !watch.has_something() {
+                let mut polled = [rustix::event::PollFd::new(&wake, rustix::event::PollFlags::IN)];
+                let timeout = rustix::event::Timespec::try_from(limits).expect("it fits");
+                let woken = rustix::event::poll(&mut polled, Some(&timeout)).expect("poll works");
+                assert_eq!(woken, 1, "a wake-up was lost at {expected}");
+            }
+            wake.drain(1);
+            watch.announce_awake();
+        }
+    });
+    assert_eq!(b.stats.ring_broken, 0);
+}
+
+#[test]
+fn a_socket_that_is_closed_is_gone() {
+    let wake = WakeSocket::bind().expect("a socket");
+    let waker = Waker::connect(wake.name()).expect("it is there");
+    assert!(!waker.is_gone());
+    // However often: the queue is full at some time, and that is all.
+    (0..1000).for_each(|_| waker.wake());
+    drop(wake);
+    assert!(waker.is_gone());
+    waker.wake();
+}
+
+/// Two lanes that say little use the start of the ring again and again.
+#[test]
+fn a_quiet_ring_touches_few_pages() {
+    let (mut a, mut b) = pair();
+    for psn in 0..10_000 {
+        a.send(&inline_train(&[7; 100], psn)).expect("sent");
+        assert_eq!(b.recv(1 << 20).len(), 1);
+    }
+    let (memory, way) = a.ring.producer.memory_and_way();
+    let touched = |offset| memory.record(way, offset).load(std::sync::atomic::Ordering::Relaxed) != 0;
+    assert!(touched(0) && !(3..128).any(|page| (0..4096).step_by(8).any(|at| touched(page * 4096 + at))));
+}
