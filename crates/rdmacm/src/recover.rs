@@ -33,11 +33,11 @@ fn restore(object: &IdObject, channel: &Arc<ChannelObject>) -> Call<()> {
     };
     let mut number = 0;
     if let Some(kept) = kept {
-        // SAFETY: an open channel, what `ferroce_cm_keep` wrote, and a place of ours.
-        check(
-            channel
-                .with_service(|service| unsafe { verbs::ferroce_cm_adopt(service, &raw const *kept, &raw mut number) }),
-        )?;
+        let adopted = channel.with_service(|service| {
+            // SAFETY: an open channel, what `ferroce_cm_keep` wrote, and a place of ours.
+            unsafe { verbs::ferroce_cm_adopt(service, &raw const *kept, &raw mut number) }
+        });
+        check(adopted)?;
         object.renumber(number);
         return Ok(());
     }

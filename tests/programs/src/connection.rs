@@ -38,7 +38,7 @@ pub fn result(program: &str, name: &str) -> String {
         "rping" => "server ping data: rdma-ping-4".to_owned(),
         "ucmatose" | "udaddy" => "return status 0".to_owned(),
         client if is_client => format!("{client}: end 0"),
-        client if client == "rdma_client" => "rdma_server: end 0".to_owned(),
+        "rdma_client" => "rdma_server: end 0".to_owned(),
         _ => "rdma_xserver: end 0".to_owned(),
     }
 }
