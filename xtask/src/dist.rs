@@ -13,10 +13,10 @@ use crate::process::{run, say};
 
 /// Programs of an installation.
 const PROGRAMS: &[&str] = &["ferroce", "ferroced"];
-/// The verbs library, by its soname.
-const LIBRARY: &str = "libibverbs.so.1";
-/// The name that some programs open instead.
-const LIBRARY_LINK: &str = "libibverbs.so";
+/// The libraries by their sonames, with the names that some programs open instead.
+const LIBRARIES: &[(&str, &str)] = &[("libibverbs.so.1", "libibverbs.so"), ("librdmacm.so.1", "librdmacm.so")];
+/// The crates that all of it is made from.
+const CRATES: &[&str] = &["ferroce-cli", "ferroce-service", "ferroce-ibverbs", "ferroce-rdmacm"];
 
 /// Where [`build`] lays out what an installation holds: `<target>/ferroce/`.
 pub(crate) fn folder(root: &Path) -> Result<PathBuf> {
@@ -26,10 +26,7 @@ pub(crate) fn folder(root: &Path) -> Result<PathBuf> {
 /// Builds a release and lays it out in [`folder`], whose path it returns.
 pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     let target = target_dir(root)?;
-    run(&mut cargo(
-        root,
-        &["build", "--release", "--locked", "-p", "ferroce-cli", "-p", "ferroce-service", "-p", "ferroce-ibverbs"],
-    ))?;
+    run(cargo(root, &["build", "--release", "--locked"]).args(CRATES.iter().flat_map(|name| ["-p", name])))?;
     let release = target.join("release");
     let out = folder(root)?;
     let (bin, lib) = (out.join("bin"), out.join("lib"));
@@ -40,7 +37,10 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
         place(&release.join(program), &bin.join(program))?;
     }
     dylib::link_libibverbs(&release.join("libibverbs.a"), &lib)?;
-    link(LIBRARY, &lib.join(LIBRARY_LINK))?;
+    dylib::link_librdmacm(&release.join("librdmacm.a"), &lib)?;
+    for (library, name) in LIBRARIES {
+        link(library, &lib.join(name))?;
+    }
     say(format_args!("built {}", out.display()));
     Ok(out)
 }
@@ -56,8 +56,10 @@ pub(crate) fn install(root: &Path, prefix: &Path) -> Result<()> {
     for program in PROGRAMS {
         place(&from.join("bin").join(program), &bin.join(program))?;
     }
-    place(&from.join("lib").join(LIBRARY), &lib.join(LIBRARY))?;
-    link(LIBRARY, &lib.join(LIBRARY_LINK))?;
+    for (library, name) in LIBRARIES {
+        place(&from.join("lib").join(library), &lib.join(library))?;
+        link(library, &lib.join(name))?;
+    }
     say(format_args!("installed in {}: try {}", prefix.display(), bin.join("ferroce").display()));
     Ok(())
 }

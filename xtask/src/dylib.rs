@@ -1,7 +1,7 @@
-//! Linking `libibverbs.so.1` from the static library: the part that rustc cannot do.
+//! Linking `libibverbs.so.1` and `librdmacm.so.1` from static libraries: the part that rustc cannot do.
 //!
-//! rustc writes a version script of its own for shared libraries, without versions, and rejects symbol names with one. So the crate is
-//! built as a static library and linked here by `cc`, with a version script and aliases generated from one list of symbols.
+//! rustc writes a version script of its own for shared libraries, without versions, and rejects symbol names with one. So the crates are
+//! built as static libraries and linked here by `cc`, with a version script and aliases generated from one list of symbols.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,10 +10,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Every symbol with its versions.
+/// Every symbol of the verbs library with its versions.
 const SYMBOLS: &str = include_str!("../../crates/ibverbs/symbols.in");
 /// File name and soname.
 const LIBRARY: &str = "libibverbs.so.1";
+/// The same of the library for connections.
+const RDMACM_SYMBOLS: &str = include_str!("../../crates/rdmacm/symbols.in");
+const RDMACM_LIBRARY: &str = "librdmacm.so.1";
 
 /// Links `staticlib` (`libibverbs.a`) to `out_dir/libibverbs.so.1`. A library that is there already is replaced as a whole, so that
 /// running programs keep the one they have.
@@ -21,10 +24,24 @@ const LIBRARY: &str = "libibverbs.so.1";
 /// # Errors
 /// The list of symbols is malformed, or `cc` is missing or fails.
 pub(crate) fn link_libibverbs(staticlib: &Path, out_dir: &Path) -> Result<()> {
-    let symbols = parse(SYMBOLS)?;
-    let work = out_dir.join(format!("{LIBRARY}.link"));
+    link(staticlib, SYMBOLS, LIBRARY, &[], out_dir)
+}
+
+/// Links `staticlib` (`librdmacm.a`) to `out_dir/librdmacm.so.1`, which needs the `libibverbs.so.1` that lies there, and finds it beside
+/// itself when a program runs.
+///
+/// # Errors
+/// As for [`link_libibverbs`].
+pub(crate) fn link_librdmacm(staticlib: &Path, out_dir: &Path) -> Result<()> {
+    link(staticlib, RDMACM_SYMBOLS, RDMACM_LIBRARY, &[LIBRARY], out_dir)
+}
+
+/// `needs` are libraries in `out_dir`.
+fn link(staticlib: &Path, symbols: &str, library: &str, needs: &[&str], out_dir: &Path) -> Result<()> {
+    let symbols = parse(symbols)?;
+    let work = out_dir.join(format!("{library}.link"));
     fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
-    let (map, aliases, fresh) = (work.join("map"), work.join("aliases.s"), work.join(LIBRARY));
+    let (map, aliases, fresh) = (work.join("map"), work.join("aliases.s"), work.join(library));
     fs::write(&map, version_script(&symbols)).with_context(|| format!("cannot write {}", map.display()))?;
     fs::write(&aliases, assembly(&symbols)?).with_context(|| format!("cannot write {}", aliases.display()))?;
     let mut cc = Command::new("cc");
@@ -34,20 +51,24 @@ pub(crate) fn link_libibverbs(staticlib: &Path, out_dir: &Path) -> Result<()> {
         .arg("-Wl,--whole-archive")
         .arg(staticlib)
         .arg("-Wl,--no-whole-archive")
+        .args(needs.iter().map(|needed| out_dir.join(needed)))
         .arg(format!("-Wl,--version-script={}", map.display()))
-        .arg(format!("-Wl,-soname,{LIBRARY}"))
+        .arg(format!("-Wl,-soname,{library}"))
         // Threads of the engine run this code: it must never go away. What the library calls is what it defines.
         .args(["-Wl,-z,nodelete", "-Wl,-z,relro,-z,now", "-Wl,-Bsymbolic-functions", "-Wl,--no-undefined"])
         .args(["-Wl,--gc-sections", "-Wl,-O1", "-Wl,--build-id"])
         .args(["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"]);
+    if !needs.is_empty() {
+        cc.arg("-Wl,-rpath,$ORIGIN");
+    }
     let output = cc.output().context("cannot run `cc`: a C compiler is needed to link the verbs library")?;
     ensure!(
         output.status.success(),
-        "cc could not link {LIBRARY} ({}):\n{}",
+        "cc could not link {library} ({}):\n{}",
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
-    fs::rename(&fresh, out_dir.join(LIBRARY)).with_context(|| format!("cannot move {LIBRARY} to its place"))?;
+    fs::rename(&fresh, out_dir.join(library)).with_context(|| format!("cannot move {library} to its place"))?;
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))
 }
 
@@ -208,13 +229,15 @@ A_PRIVATE_8  fn   five
     }
 
     #[test]
-    fn the_list_of_the_library_is_well_formed_and_names_nothing_twice() {
-        let symbols = parse(SYMBOLS).expect("well-formed");
-        let mut names: Vec<&str> = symbols.iter().map(|symbol| symbol.name).collect();
-        names.sort_unstable();
-        let count = names.len();
-        names.dedup();
-        assert_eq!(names.len(), count);
-        assert_eq!(nodes(&symbols)[0], "IBVERBS_1.0");
+    fn the_lists_of_the_libraries_are_well_formed_and_name_nothing_twice() {
+        for (list, first) in [(SYMBOLS, "IBVERBS_1.0"), (RDMACM_SYMBOLS, "RDMACM_1.0")] {
+            let symbols = parse(list).expect("well-formed");
+            let mut names: Vec<&str> = symbols.iter().map(|symbol| symbol.name).collect();
+            names.sort_unstable();
+            let count = names.len();
+            names.dedup();
+            assert_eq!(names.len(), count);
+            assert_eq!(nodes(&symbols)[0], first);
+        }
     }
 }

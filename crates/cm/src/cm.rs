@@ -57,6 +57,8 @@ pub struct Cm {
     owing: BTreeSet<CmId>,
     /// Ids without an owner that only wait for their time to be over.
     waiting: BTreeSet<CmId>,
+    /// Ports whose listener has gone, and until when requests for them are dropped instead of rejected.
+    pub(crate) closing: BTreeMap<(ferroce_wire::mad::PortSpace, u16), Nanos>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     pub(crate) stats: Stats,
@@ -157,6 +159,7 @@ impl Cm {
             timers: BTreeSet::new(),
             owing: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            closing: BTreeMap::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             stats: Stats::default(),

@@ -12,6 +12,10 @@ use crate::param::{AcceptParam, ConnectParam, ConnectionParam, Path, QpType, in_
 use crate::retry::Retry;
 use crate::{BindOptions, CONNECT_PRIVATE_DATA, CmError, CmId, Nanos, Service, State};
 
+/// How long requests for a port whose listener has gone are dropped: programs that take turns (perftest) listen anew at once, and a
+/// rejection would end their peers. A peer that asks again after that is rejected.
+const CLOSING: Nanos = 300_000_000;
+
 impl Cm {
     /// Asks a peer for a connection (`rdma_connect`). An id without an address gets the path's, with any free port. What comes of
     /// it is CONNECT_RESPONSE, REJECTED, UNREACHABLE or CONNECT_ERROR.
@@ -98,10 +102,8 @@ impl Cm {
         self.check_qpn(accept.param.qpn, Peer::of(&self.conn(id).path))?;
 
         self.take_request(id);
-        let psn = self.new_psn();
         let target_ack_delay = self.config.timing.target_ack_delay;
         let conn = self.conn_mut(id);
-        conn.psn = psn;
         conn.param.qpn = accept.param.qpn;
         conn.param.srq = accept.param.srq;
         conn.param.responder_resources = accept.param.responder_resources;
@@ -116,7 +118,7 @@ impl Cm {
             vendor_id_h: 0,
             local_eecn: 0,
             vendor_id_m: 0,
-            starting_psn: psn,
+            starting_psn: conn.psn,
             vendor_id_l: 0,
             responder_resources: accept.param.responder_resources,
             initiator_depth: accept.param.initiator_depth,
@@ -250,6 +252,11 @@ impl Cm {
         let state = self.owned(id)?.state();
         if state == State::Listen {
             self.destroy_waiting(now, id);
+            let entry = self.owned(id)?;
+            let port = entry.bound.map_or(0, |bound| bound.port());
+            let key = (entry.space, port);
+            self.closing.retain(|_, until| *until > now);
+            self.closing.insert(key, now + CLOSING);
         }
         self.disown(id);
         match state {

@@ -150,6 +150,9 @@ pub enum DropReason {
     /// Answered with a SIDR_REP: nobody listens.
     #[error("nobody resolves that service id")]
     NotResolved,
+    /// The listener has just gone: there may be another in a moment.
+    #[error("the listener has just gone")]
+    Closing,
     /// The listener has as many requests waiting as it may have.
     #[error("the listener's backlog is full")]
     BacklogFull,

@@ -312,6 +312,10 @@ impl Cm {
             return Err(DropReason::Rejected(reason));
         }
         let Some(listener) = self.listener(Service::Connected, req.service_id, arrival.dst) else {
+            let port = req.service_id.port();
+            if port.and_then(|port| self.closing.get(&port)).is_some_and(|until| *until > now) {
+                return Err(DropReason::Closing);
+            }
             let reason = RejReason::INVALID_SERVICE_ID;
             self.reject_unknown(arrival, mad.tid, req, reason);
             return Err(DropReason::Rejected(reason));
@@ -327,6 +331,8 @@ impl Cm {
             socket_addr(arrival.src, header.src_port, arrival.ifindex),
         );
         let timing = self.config.timing;
+        // Now, since the program may bring its queue pair to RTS before it accepts.
+        conn.psn = self.new_psn();
         conn.tid = mad.tid;
         conn.remote = Some(Remote {
             comm_id: req.local_comm_id,

@@ -42,9 +42,11 @@ impl Stats {
             DropReason::UnknownId { .. } => &mut self.rx_unknown_id,
             DropReason::WrongPeer { .. } | DropReason::Field { .. } => &mut self.rx_forged,
             DropReason::Rejected(_) | DropReason::IpHeader(_) | DropReason::NotResolved => &mut self.rx_rejected,
-            DropReason::BacklogFull | DropReason::PeerLimit | DropReason::OwnerLimit | DropReason::IdLimit => {
-                &mut self.rx_limited
-            }
+            DropReason::Closing
+            | DropReason::BacklogFull
+            | DropReason::PeerLimit
+            | DropReason::OwnerLimit
+            | DropReason::IdLimit => &mut self.rx_limited,
         };
         *counter += 1;
     }

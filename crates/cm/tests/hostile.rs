@@ -402,6 +402,8 @@ fn a_listener_is_gone() {
     assert_eq!(net.names(0), ["CONNECT_RESPONSE"]);
     let refused = net.connect(0, 1, 0x14);
     net.run(10 * MS);
+    assert_eq!(net.names(0), [""; 0], "there may be another listener in a moment");
+    net.run(1_000 * MS);
     let event = net.event(0);
     assert_eq!(event.id, refused);
     assert!(matches!(event.kind, EventKind::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }), "{event:?}");

@@ -44,7 +44,7 @@ pub(crate) struct ProcessCard {
     card: Arc<Card>,
     watch: Arc<Watch>,
     /// Keeps the lease; its end gives the lane back.
-    _client: Client,
+    client: Client,
     neighbours: Option<Arc<Neighbours>>,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
@@ -233,6 +233,18 @@ pub fn settle_before_exit() {
     }
 }
 
+/// The process's connection to the service, which knows its lane by it; made on first use, with the card.
+///
+/// # Errors
+/// As for opening a device.
+pub fn service() -> Result<Client> {
+    process_card()?;
+    match &*CARD.lock() {
+        CardSlot::Ready(process) if !process.generation.is_stale() => Ok(process.client.clone()),
+        _ => Err(Error::stale()),
+    }
+}
+
 /// Keeps the slot consistent across a fork.
 pub(crate) fn hold() -> MutexGuard<'static, CardSlot> {
     CARD.lock()
@@ -329,7 +341,7 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let neighbours = wake_fd.map(|_| Arc::new(Neighbours { client: client.clone(), silent_since: Mutex::new(None) }));
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
     fork::close_in_child(not_for_children.into_iter().chain(wake_fd));
-    Ok(ProcessCard { generation, card, watch, neighbours, _client: client, _leases: vec![lease] })
+    Ok(ProcessCard { generation, card, watch, neighbours, client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

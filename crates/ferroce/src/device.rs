@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroce_core::sync::{Mutex, MutexGuard};
+use ferroce_service::cm::route;
 use ferroce_service::devices::{self, DeviceInfo, ListOptions};
 
 pub use ferroce_service::devices::GidEntry;
@@ -72,10 +73,35 @@ pub fn devices() -> Result<Vec<Arc<Device>>> {
     Ok(infos.into_iter().map(|info| remember(&mut known, info)).collect())
 }
 
+/// The device that has an address, and the address's index in its GID table. The loopback device is found too, which [`devices`] lists
+/// only when it is asked to.
+///
+/// # Errors
+/// ENODEV: no device has it.
+pub fn device_of(addr: IpAddr) -> Result<(Arc<Device>, u32)> {
+    let all = devices::list(EVERY)?;
+    let (info, index) = route::device_of(all, addr)
+        .ok_or_else(|| Error::new(libc::ENODEV, format!("no RDMA device has the address {addr}")))?;
+    Ok((remember(&mut KNOWN.lock(), info), index as u32))
+}
+
+/// The device of a name, as [`device_of`] finds it.
+///
+/// # Errors
+/// ENODEV: there is none.
+pub fn device_named(name: &str) -> Result<Arc<Device>> {
+    let info = devices::list(EVERY)?.into_iter().find(|info| info.name == name);
+    let info = info.ok_or_else(|| Error::new(libc::ENODEV, format!("there is no device {name} any more")))?;
+    Ok(remember(&mut KNOWN.lock(), info))
+}
+
 /// The interfaces as they are now; none if they cannot be listed.
 pub(crate) fn list_now() -> Vec<DeviceInfo> {
-    devices::list(options()).unwrap_or_default()
+    devices::list(EVERY).unwrap_or_default()
 }
+
+/// With the loopback device.
+const EVERY: ListOptions = ListOptions { loopback: true };
 
 fn options() -> ListOptions {
     ListOptions { loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }

@@ -21,12 +21,13 @@ mod route;
 mod srq;
 mod watch;
 
-pub use context::{Context, settle_before_exit};
+pub use context::{Context, service, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
-pub use device::{Device, GidEntry, PortAttr, devices};
+pub use device::{Device, GidEntry, PortAttr, device_named, device_of, devices};
 pub use error::{Error, Result};
 pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, limits, sync};
 pub use ferroce_engine::{Attendance, QueueCaps};
+pub use ferroce_service::{ServiceError, client::Client, cm};
 pub use ferroce_transport::{
     Access, Completion, MwBind, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags,
     SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,

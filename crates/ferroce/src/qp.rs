@@ -264,11 +264,13 @@ fn check_context(pd: &Pd, create: &QpCreate) -> Result<()> {
 }
 
 fn granted(asked: &QueueCaps, has_srq: bool) -> QueueCaps {
+    /// A gather list's entry in drivers' send queues, whose place inline data takes: programs (rdma_xclient) count on it.
+    const ENTRY: u32 = 16;
     QueueCaps {
         max_send_wr: asked.max_send_wr,
         max_recv_wr: if has_srq { 0 } else { asked.max_recv_wr },
         max_send_sge: asked.max_send_sge.max(1),
         max_recv_sge: if has_srq { 0 } else { asked.max_recv_sge.max(1) },
-        max_inline_data: asked.max_inline_data,
+        max_inline_data: asked.max_inline_data.max(ENTRY * asked.max_send_sge.max(1)).min(limits::MAX_INLINE_DATA),
     }
 }

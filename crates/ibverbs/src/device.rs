@@ -35,7 +35,7 @@ static DEVICES: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
 
 impl DeviceObject {
     /// The C object of a Ferroce device, the same each time.
-    fn intern(device: Arc<ferroce::Device>) -> &'static DeviceObject {
+    pub(crate) fn intern(device: Arc<ferroce::Device>) -> &'static DeviceObject {
         let mut devices = DEVICES.lock();
         if let Some(known) = devices.iter().find(|known| Arc::ptr_eq(&known.device, &device)) {
             return known;

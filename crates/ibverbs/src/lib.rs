@@ -1,7 +1,7 @@
 //! `libibverbs.so.1` on Ferroce: a thin C skin over [`ferroce`].
 //!
 //! The library has three parts.
-//! - [`abi`]: the structures and numbers of `verbs.h`, their layout checked at compile time. Programs read and write these structures
+//! - [`abi`] (`crates/abi`): the structures and numbers of `verbs.h`, their layout checked at compile time. Programs read and write these structures
 //!   themselves, since a third of verbs is inline functions that never enter the library.
 //! - [`entry`]: the boundary. Every function that C can call is made by one of two macros, which stop panics and turn refusals into
 //!   the (mixed) conventions of verbs.
@@ -16,14 +16,15 @@
 // The names of verbs.h stay what they are in C; its fields need no second documentation.
 #![allow(non_camel_case_types, non_snake_case)]
 
-#[allow(missing_docs)]
-pub mod abi;
+pub use ferroce_abi as abi;
+
 pub mod entry;
 
 pub mod ah;
 pub mod async_event;
 mod cancel;
 pub mod channel;
+pub mod cm;
 pub mod context;
 mod convert;
 pub mod cq;

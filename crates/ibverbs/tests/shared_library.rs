@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 #[path = "../../../xtask/src/dylib.rs"]
+#[allow(dead_code)]
 mod dylib;
 
 /// A folder with `libibverbs.so.1`, and the service for it.

@@ -8,6 +8,7 @@ use ferroce_conformance::place::{self, Install};
 use ferroce_conformance::report;
 
 #[path = "../../../xtask/src/dylib.rs"]
+#[allow(dead_code)]
 mod dylib;
 
 /// Builds the library and the service in the profile of this test, and lays them out as an installation.

@@ -8,6 +8,7 @@
 //! what needs a procedure of its own. `known.toml` lists what is known to fail.
 
 pub mod compile;
+pub mod connection;
 pub mod failure;
 pub mod interrupt;
 pub mod known;

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use crate::connection;
 use crate::failure::Failure;
 use crate::launch::Launcher;
 use crate::parse;
@@ -80,8 +81,12 @@ fn pairs(row: &'static Row, wire: &Wire, launcher: &Launcher) -> Result<(), Fail
         let suffix = if row.pairs > 1 { format!(" {}", i + 1) } else { String::new() };
         let port = next_port();
         let mut server = start(row, &wire.server, launcher, &format!("server{suffix}"), port, None)?;
-        server.wait_listening(port, UNTIL_LISTENING)?;
         let to = side_channel(row.kind, &wire.server)?;
+        if row.kind == Kind::Connection || row.has("-R") {
+            server.wait_connectable(UNTIL_LISTENING)?;
+        } else {
+            server.wait_listening(port, UNTIL_LISTENING)?;
+        }
         let client = start(row, &wire.client, launcher, &format!("client{suffix}"), port, Some(to))?;
         running.extend([server, client]);
     }
@@ -94,7 +99,7 @@ fn pairs(row: &'static Row, wire: &Wire, launcher: &Launcher) -> Result<(), Fail
 
 /// The address that a client connects to.
 fn side_channel(kind: Kind, server: &Host) -> Result<&'static str, Failure> {
-    if kind == Kind::Own {
+    if matches!(kind, Kind::Own | Kind::Connection) {
         return Ok(server.address);
     }
     server.address_v4.ok_or_else(|| Failure::new("stock programs need an IPv4 address for their side channel"))
@@ -109,8 +114,12 @@ fn start(
     port: u16,
     to: Option<&str>,
 ) -> Result<Running, Failure> {
-    let args = arguments(row, host, launcher, port, to)?;
+    let args = match row.kind {
+        Kind::Connection => connection::arguments(row, port, host, to),
+        _ => arguments(row, host, launcher, port, to)?,
+    };
     let program: OsString = match row.kind {
+        Kind::Connection if to.is_none() => connection::server(row.program).into(),
         Kind::Own => launcher.programs().join(row.program).into(),
         _ => row.program.into(),
     };
@@ -134,7 +143,7 @@ fn arguments(
         });
     }
     // perftest finds the IPv4 GID by itself; for another it is told.
-    if matches!(row.kind, Kind::Bandwidth | Kind::Latency) && host.family == Family::V6 {
+    if matches!(row.kind, Kind::Bandwidth | Kind::Latency) && host.family == Family::V6 && !row.has("-R") {
         args.extend(["-x".to_owned(), host.gid_index(launcher)?.to_string()]);
     }
     args.extend(["-p".to_owned(), port.to_string()]);
@@ -176,6 +185,13 @@ fn judge(row: &Row, path_mtu: u32, program: &Finished) -> Result<(), Failure> {
                 None => Ok(()),
             }
         }
+        Kind::Connection => {
+            program.check_stderr(connection::REMARKS)?;
+            match connection::result(row.program, &program.name) {
+                text if program.stdout.contains(&text) => Ok(()),
+                text => fail(format!("did not print {text:?}")),
+            }
+        }
         Kind::Own => {
             program.check_stderr(&[])?;
             match program.stdout.lines().last() {
@@ -187,7 +203,7 @@ fn judge(row: &Row, path_mtu: u32, program: &Finished) -> Result<(), Failure> {
 }
 
 impl Row {
-    fn has(&self, word: &str) -> bool {
+    pub(crate) fn has(&self, word: &str) -> bool {
         self.options.split_whitespace().any(|option| option == word)
     }
 }

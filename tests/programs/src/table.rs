@@ -14,6 +14,8 @@ pub enum Kind {
     Bandwidth,
     /// perftest, latency.
     Latency,
+    /// A program of rdmacm-utils, named by its client: two processes that find each other by RDMA-CM.
+    Connection,
     /// A program of this folder (`NAME.c`) that runs as two processes and checks itself.
     Own,
 }
@@ -125,6 +127,10 @@ const fn lat(program: &'static str, options: &'static str) -> Row {
 
 const fn lat_all(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Latency, Where::All, 150)
+}
+
+const fn connection(program: &'static str, options: &'static str) -> Row {
+    row(program, options, Kind::Connection, Where::Whole, 60)
 }
 
 const fn four(row: Row) -> Row {
@@ -255,6 +261,27 @@ pub static ROWS: &[Row] = &[
     lat("ib_atomic_lat", "-A CMP_AND_SWAP"),
     lat("ib_atomic_lat", "-e"),
     lat("ib_atomic_lat", "-D 5"),
+    // Connections by librdmacm: rdmacm-utils, and perftest with -R.
+    connection("rping", "-C 20 -v"),
+    connection("rping", "-C 5 -v -S 60000"),
+    connection("rping", "-C 20 -v -q"),
+    connection("ucmatose", "-c 1 -C 10"),
+    connection("ucmatose", "-c 20 -C 10 -S 4096"),
+    connection("ucmatose", "-c 5 -C 10 -m"),
+    connection("udaddy", "-c 1 -C 10"),
+    connection("udaddy", "-c 20 -C 10"),
+    connection("udaddy", "-c 4 -C 10 -p 0x2"),
+    connection("rdma_client", ""),
+    connection("rdma_xclient", "-c r"),
+    bw("ib_send_bw", "-R"),
+    bw("ib_send_bw", "-R -q 8"),
+    bw("ib_send_bw", "-R -c UD -s 512"),
+    bw("ib_write_bw", "-R -a -n 50"),
+    bw("ib_read_bw", "-R -b"),
+    lat("ib_send_lat", "-R"),
+    lat("ib_write_lat", "-R"),
+    lat("ib_read_lat", "-R"),
+    lat("ib_atomic_lat", "-R"),
     // Four pairs at once.
     four(pingpong_all("ibv_rc_pingpong", "-g {gid} -n 5000")),
     four(pingpong("ibv_srq_pingpong", "-g {gid} -e")),
@@ -294,6 +321,8 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ib_read_lat", &["veth1500-v4"]),
     ("ib_atomic_bw", &["veth1500-v6"]),
     ("ib_atomic_lat", &["host-v4"]),
+    ("rping/-C,20,-v", &["veth1500-v4"]),
+    ("ib_write_bw/-R,-a,-n,50", &["host-v4"]),
     ("ib_write_bw/x4", &["card1500-v4"]),
     ("ib_read_bw/x4", &["veth1500-v4"]),
 ];
@@ -332,7 +361,9 @@ pub fn smoke() -> Vec<Line> {
 /// False for lines that say the same as another, or that the program itself cannot do there.
 fn makes_sense(row: &Row, place: &Place) -> bool {
     // Servers of stock programs listen for their side channel on IPv4 only.
-    place.has_v4 || matches!(row.kind, Kind::List | Kind::Own)
+    // Of rdmacm-utils only rping takes other addresses without more options.
+    let knows_family = row.kind != Kind::Connection || row.program == "rping" || place.family == Family::V4;
+    knows_family && (place.has_v4 || matches!(row.kind, Kind::List | Kind::Own | Kind::Connection))
 }
 
 impl Row {

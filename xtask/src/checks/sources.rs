@@ -16,6 +16,8 @@ pub(crate) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/link/src/ring/shared.rs", "memory shared with other processes, and the wake-up of a sleeping one"),
     ("crates/service/src/sys.rs", "descriptor passing, namespaces, socket options without a safe wrapper"),
     ("crates/ibverbs/src/", "the C boundary: every argument is a raw pointer"),
+    ("crates/rdmacm/src/", "the C boundary: every argument is a raw pointer"),
+    ("crates/abi/src/", "types of C functions are unsafe to call"),
 ];
 
 /// Longest file that a person can keep in mind.

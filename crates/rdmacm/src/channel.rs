@@ -1,0 +1,269 @@
+//! Event channels. `fd` is an epoll descriptor over two: the service's socket, and an eventfd for events that the library makes itself
+//! (addresses and routes are resolved without the service). So it polls like any descriptor, and a program's O_NONBLOCK on it counts.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ferroce_abi::cm::ferroce_cm_event;
+
+use crate::abi::rdma_event_channel;
+use crate::entry::{Call, Refusal, check, given, rdma};
+use crate::{recover, verbs};
+
+/// An event that no program has seen yet.
+pub(crate) enum Queued {
+    /// Made by the library.
+    Local { id: u64, event: u32, status: c_int },
+    /// From the service.
+    Service(Box<ferroce_cm_event>),
+}
+
+impl Queued {
+    pub(crate) fn id(&self) -> u64 {
+        match self {
+            Queued::Local { id, .. } => *id,
+            Queued::Service(event) => event.id,
+        }
+    }
+}
+
+/// `struct rdma_event_channel` and what is behind it.
+#[repr(C)]
+pub(crate) struct ChannelObject {
+    c: UnsafeCell<rdma_event_channel>,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The channel of libibverbs.
+    service: *mut c_void,
+    /// Events that are ready before those in the service's socket. `wake` is readable while there are any.
+    queue: VecDeque<Queued>,
+}
+
+// SAFETY: the service's channel may be used from any thread, one at a time: the mutex sees to that. `c` is written once.
+unsafe impl Send for ChannelObject {}
+// SAFETY: as above.
+unsafe impl Sync for ChannelObject {}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open_service`, and nobody uses it any more.
+        unsafe { verbs::ferroce_cm_channel_close(self.service) };
+    }
+}
+
+fn owned(fd: c_int) -> Call<OwnedFd> {
+    if fd < 0 {
+        return Err(Refusal::last());
+    }
+    // SAFETY: a descriptor that was just made and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn open_service() -> Call<*mut c_void> {
+    let mut service = ptr::null_mut();
+    // SAFETY: the place is ours.
+    check(unsafe { verbs::ferroce_cm_channel_open(&raw mut service) })?;
+    Ok(service)
+}
+
+impl ChannelObject {
+    pub(crate) fn open() -> Call<Arc<ChannelObject>> {
+        let state = State { service: open_service()?, queue: VecDeque::new() };
+        // SAFETY: make descriptors, nothing else.
+        let (epoll, wake) = unsafe {
+            (
+                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
+                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
+            )
+        };
+        let c = UnsafeCell::new(rdma_event_channel { fd: epoll.as_raw_fd() });
+        let channel = Arc::new(ChannelObject { c, epoll, wake, state: Mutex::new(state) });
+        channel.watch(channel.wake.as_raw_fd())?;
+        let service = channel.state().service;
+        channel.watch(service_fd(service)?)?;
+        Ok(channel)
+    }
+
+    fn watch(&self, fd: c_int) -> Call<()> {
+        let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: open descriptors; the structure is only read.
+        let result = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut interest) };
+        if result == 0 { Ok(()) } else { Err(Refusal::last()) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pointer for C.
+    pub(crate) fn as_ptr(&self) -> *mut rdma_event_channel {
+        self.c.get()
+    }
+
+    /// The channel behind a C pointer, with a reference of its own.
+    ///
+    /// # Safety
+    ///
+    /// NULL, or made by `rdma_create_event_channel` or an id's channel, and not destroyed.
+    pub(crate) unsafe fn of(pointer: *const rdma_event_channel) -> Call<Arc<ChannelObject>> {
+        let object: *const ChannelObject = ptr::from_ref(given(pointer, "the event channel")?).cast();
+        // SAFETY: by the contract it lies at the start of the object, which an `Arc` holds.
+        unsafe {
+            Arc::increment_strong_count(object);
+            Ok(Arc::from_raw(object))
+        }
+    }
+
+    /// Did the program make the descriptor non-blocking?
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        // SAFETY: asks for the flags of an open descriptor.
+        unsafe { libc::fcntl(self.epoll.as_raw_fd(), libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Calls something of the service with the channel. The channel is not taken from while it runs.
+    pub(crate) fn with_service<T>(&self, call: impl FnOnce(*const c_void) -> T) -> T {
+        call(self.state().service)
+    }
+
+    /// Adds an event.
+    pub(crate) fn push(&self, event: Queued) {
+        self.push_all([event]);
+    }
+
+    fn push_all(&self, events: impl IntoIterator<Item = Queued>) {
+        let mut state = self.state();
+        let was_empty = state.queue.is_empty();
+        state.queue.extend(events);
+        if was_empty && !state.queue.is_empty() {
+            self.raise();
+        }
+    }
+
+    fn raise(&self) {
+        let one: u64 = 1;
+        // SAFETY: writes eight bytes of ours to an eventfd.
+        unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    fn lower(&self) {
+        let mut count: u64 = 0;
+        // SAFETY: reads eight bytes into a place of ours from an eventfd that does not block.
+        unsafe { libc::read(self.wake.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    /// Takes the next event, if there is one.
+    pub(crate) fn pull(self: &Arc<Self>) -> Call<Option<Queued>> {
+        let next = {
+            let mut state = self.state();
+            if let Some(event) = state.queue.pop_front() {
+                if state.queue.is_empty() {
+                    self.lower();
+                }
+                return Ok(Some(event));
+            }
+            next_of_service(&state)
+        };
+        match next {
+            Err(refusal) if refusal.errno() == libc::ECONNRESET => {
+                recover::channel(self)?;
+                let mut state = self.state();
+                let event = state.queue.pop_front();
+                if event.is_some() && state.queue.is_empty() {
+                    self.lower();
+                }
+                Ok(event)
+            }
+            next => next,
+        }
+    }
+
+    /// Events of an id that is leaving for another channel, all that have come so far.
+    pub(crate) fn take_events_of(&self, id: u64) -> Vec<Queued> {
+        let mut state = self.state();
+        let had = !state.queue.is_empty();
+        while let Ok(Some(event)) = next_of_service(&state) {
+            state.queue.push_back(event);
+        }
+        let (theirs, rest): (Vec<_>, Vec<_>) = state.queue.drain(..).partition(|event| event.id() == id);
+        state.queue = rest.into();
+        match (had, state.queue.is_empty()) {
+            (false, false) => self.raise(),
+            (true, true) => self.lower(),
+            _ => {}
+        }
+        theirs
+    }
+
+    /// Adds events that came with an id.
+    pub(crate) fn adopt_events(&self, events: Vec<Queued>) {
+        self.push_all(events);
+    }
+
+    /// The service has ended: a channel of the next one takes the place of the old one. False: somebody was faster.
+    pub(crate) fn reopen(&self) -> Call<bool> {
+        let mut state = self.state();
+        match next_of_service(&state) {
+            Err(refusal) if refusal.errno() == libc::ECONNRESET => {}
+            Ok(Some(event)) => {
+                state.queue.push_back(event);
+                self.raise();
+                return Ok(false);
+            }
+            _ => return Ok(false),
+        }
+        let fresh = open_service()?;
+        // The old descriptor leaves the epoll set when it is closed.
+        let old = std::mem::replace(&mut state.service, fresh);
+        // SAFETY: opened by `open_service`; it is in no hand but this one.
+        unsafe { verbs::ferroce_cm_channel_close(old) };
+        self.watch(service_fd(fresh)?)?;
+        Ok(true)
+    }
+}
+
+fn service_fd(service: *const c_void) -> Call<c_int> {
+    let mut fd = -1;
+    // SAFETY: an open channel; the place is ours.
+    check(unsafe { verbs::ferroce_cm_channel_fd(service, &raw mut fd) })?;
+    Ok(fd)
+}
+
+fn next_of_service(state: &State) -> Call<Option<Queued>> {
+    let mut event = MaybeUninit::<ferroce_cm_event>::uninit();
+    // SAFETY: an open channel, which the lock of the state keeps to this thread; room for an event.
+    match unsafe { verbs::ferroce_cm_channel_next(state.service, event.as_mut_ptr()) } {
+        // SAFETY: it is written when the call succeeds.
+        0 => Ok(Some(Queued::Service(Box::new(unsafe { event.assume_init() })))),
+        libc::EAGAIN => Ok(None),
+        errno => Err(Refusal::told(errno)),
+    }
+}
+
+rdma! {
+    /// `rdma_create_event_channel(3)`.
+    fn rdma_create_event_channel() -> *mut rdma_event_channel {
+        Ok(Arc::into_raw(ChannelObject::open()?).cast_mut().cast())
+    }
+
+    /// `rdma_destroy_event_channel(3)`. Its ids must be destroyed before.
+    fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> () {
+        if !channel.is_null() {
+            // SAFETY: the program's own reference, which it gives up. (The object starts with the C structure.)
+            drop(unsafe { Arc::from_raw(channel.cast_const().cast::<ChannelObject>()) });
+        }
+        Ok(())
+    }
+}

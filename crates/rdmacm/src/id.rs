@@ -1,0 +1,404 @@
+//! Ids: making, finding, moving and destroying them.
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use ferroce_abi::cm::{ferroce_cm_kept, ferroce_cm_path};
+use ferroce_abi::{ibv_ece, ibv_pd, ibv_qp_init_attr};
+
+use crate::abi::{
+    PS_IB, PS_IPOIB, PS_TCP, PS_UDP, QPT_RC, QPT_UC, QPT_UD, event, rdma_cm_event, rdma_cm_id, rdma_event_channel,
+};
+use crate::channel::{ChannelObject, Queued};
+use crate::entry::{Call, Refusal, check, free, given, put, rdma};
+use crate::{event as events, verbs};
+
+/// `struct rdma_cm_id` and what is behind it.
+#[repr(C)]
+pub(crate) struct IdObject {
+    c: UnsafeCell<rdma_cm_id>,
+    inner: Mutex<Inner>,
+    acked: Condvar,
+}
+
+/// What the program does not see of an id.
+pub(crate) struct Inner {
+    /// The service's number for it.
+    pub(crate) number: u64,
+    pub(crate) channel: Arc<ChannelObject>,
+    /// Calls wait for their event (`rdma_create_id` without a channel).
+    pub(crate) is_sync: bool,
+    /// Events that the program has and did not acknowledge.
+    outstanding: usize,
+    pub(crate) bound: bool,
+    /// `rdma_listen`'s backlog.
+    pub(crate) listening: Option<u32>,
+    /// Set by `rdma_resolve_addr`, or by the request.
+    pub(crate) path: Option<ferroce_cm_path>,
+    /// The path is that of `rdma_resolve_route` too.
+    pub(crate) routed: bool,
+    /// Of the peer's request or reply, seen from this end.
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    pub(crate) remote_ece: ibv_ece,
+    pub(crate) local_ece: ibv_ece,
+    pub(crate) tos: u8,
+    pub(crate) ack_timeout: Option<u8>,
+    pub(crate) reuse: bool,
+    pub(crate) v6_only: bool,
+    /// What `rdma_create_ep` says of the queue pairs of requests.
+    pub(crate) template: Option<(usize, ibv_qp_init_attr)>,
+    /// How to go on after a crash of the service, once connected.
+    pub(crate) kept: Option<Box<ferroce_cm_kept>>,
+    /// A request or a reply came: the service knows what the queue pair needs.
+    pub(crate) has_peer: bool,
+    /// The program connects, or is connected: after a crash of the service there is no way back to idle.
+    pub(crate) busy: bool,
+}
+
+// SAFETY: the pointers inside are to objects of the program and of verbs, which any thread may use.
+unsafe impl Send for Inner {}
+// SAFETY: `c` is the program's as much as ours: who may touch which field when is the contract of rdma_cma.h. The rest is in the mutex.
+unsafe impl Sync for IdObject {}
+
+/// A pointer to a live id in [`TABLE`].
+#[derive(Clone, Copy)]
+struct Live(*const IdObject);
+// SAFETY: ids may be used from any thread.
+unsafe impl Send for Live {}
+
+/// Live ids by the service's number. While it is locked, none of them is freed.
+static TABLE: Mutex<Option<HashMap<u64, Live>>> = Mutex::new(None);
+
+/// An id that an event is being made for: it is not freed before that is acknowledged.
+pub(crate) struct Counted(*const IdObject);
+
+impl Counted {
+    pub(crate) fn id(&self) -> &IdObject {
+        // SAFETY: `rdma_destroy_id` waits until it is uncounted.
+        unsafe { &*self.0 }
+    }
+
+    /// The count goes on in an event.
+    pub(crate) fn into_raw(self) -> *const IdObject {
+        self.0
+    }
+
+    /// Takes the count back from an event.
+    ///
+    /// # Safety
+    ///
+    /// From [`Counted::into_raw`], once.
+    pub(crate) unsafe fn uncount(id: *const IdObject) {
+        // SAFETY: the count keeps it alive until the lock is let go; who waits needs the lock first.
+        let id = unsafe { &*id };
+        let mut inner = id.inner();
+        inner.outstanding -= 1;
+        // Under the lock: the id may be freed as soon as it is released.
+        id.acked.notify_all();
+        drop(inner);
+    }
+
+    /// Gives up: there will be no event.
+    pub(crate) fn release(self) {
+        // SAFETY: `self` is the count.
+        unsafe { Counted::uncount(self.0) };
+    }
+}
+
+/// The live id of a number, counted.
+pub(crate) fn find(number: u64) -> Option<Counted> {
+    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let live = table.as_ref()?.get(&number).copied()?;
+    // SAFETY: it is in the table, which is locked.
+    unsafe { &*live.0 }.inner().outstanding += 1;
+    Some(Counted(live.0))
+}
+
+/// All live ids on a channel, counted.
+pub(crate) fn on_channel(channel: &Arc<ChannelObject>) -> Vec<Counted> {
+    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut found = Vec::new();
+    for live in table.iter().flat_map(|table| table.values()) {
+        // SAFETY: it is in the table, which is locked.
+        let mut inner = unsafe { &*live.0 }.inner();
+        if Arc::ptr_eq(&inner.channel, channel) {
+            inner.outstanding += 1;
+            found.push(Counted(live.0));
+        }
+    }
+    found
+}
+
+/// What a new id is made of.
+pub(crate) struct Fresh {
+    pub(crate) number: u64,
+    pub(crate) channel: Arc<ChannelObject>,
+    pub(crate) is_sync: bool,
+    pub(crate) context: *mut c_void,
+    pub(crate) ps: c_int,
+    pub(crate) qp_type: c_int,
+}
+
+impl IdObject {
+    /// Makes an id known, and gives its pointer.
+    pub(crate) fn publish(fresh: Fresh) -> *mut IdObject {
+        // SAFETY: pointers, integers and socket addresses, for all of which zero is a value.
+        let mut c: rdma_cm_id = unsafe { std::mem::zeroed() };
+        c.channel = fresh.channel.as_ptr();
+        c.context = fresh.context;
+        c.ps = fresh.ps;
+        c.qp_type = fresh.qp_type;
+        let inner = Inner {
+            number: fresh.number,
+            channel: fresh.channel,
+            is_sync: fresh.is_sync,
+            outstanding: 0,
+            bound: false,
+            listening: None,
+            path: None,
+            routed: false,
+            responder_resources: 0,
+            initiator_depth: 0,
+            remote_ece: ibv_ece::default(),
+            local_ece: ibv_ece::default(),
+            tos: 0,
+            ack_timeout: None,
+            reuse: false,
+            v6_only: false,
+            template: None,
+            kept: None,
+            has_peer: false,
+            busy: false,
+        };
+        let id = Box::into_raw(Box::new(IdObject {
+            c: UnsafeCell::new(c),
+            inner: Mutex::new(inner),
+            acked: Condvar::new(),
+        }));
+        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        table.get_or_insert_default().insert(fresh.number, Live(id));
+        id
+    }
+
+    /// The service has a new number for it.
+    pub(crate) fn renumber(&self, number: u64) {
+        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut self.inner().number, number);
+        if let Some(table) = table.as_mut()
+            && let Some(live) = table.remove(&old)
+        {
+            table.insert(number, live);
+        }
+    }
+
+    pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The structure, as C sees it.
+    pub(crate) fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.c.get()
+    }
+
+    /// The id behind a C pointer; `EINVAL` for NULL.
+    ///
+    /// # Safety
+    ///
+    /// NULL, or an id of this library that is not destroyed while the reference lives.
+    pub(crate) unsafe fn of<'a>(pointer: *const rdma_cm_id) -> Call<&'a IdObject> {
+        let pointer: *const IdObject = ptr::from_ref(given(pointer, "the id")?).cast();
+        // SAFETY: by the contract it lies at the start of an object that lives.
+        Ok(unsafe { &*pointer })
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.inner().number
+    }
+
+    /// Is it for UD queue pairs?
+    pub(crate) fn is_datagram(&self) -> bool {
+        // SAFETY: the field is written when the id is made only.
+        unsafe { (*self.as_ptr()).qp_type == QPT_UD }
+    }
+
+    /// An event that the library makes itself.
+    pub(crate) fn raise(&self, event: u32, status: c_int) {
+        let (number, channel) = {
+            let inner = self.inner();
+            (inner.number, Arc::clone(&inner.channel))
+        };
+        channel.push(Queued::Local { id: number, event, status });
+    }
+
+    /// Gives back the event that a synchronous call waited for.
+    pub(crate) fn forget_event(&self) {
+        let c = self.as_ptr();
+        // SAFETY: of a synchronous id the field is the library's.
+        let event = unsafe { std::mem::replace(&mut (*c).event, ptr::null_mut()) };
+        if !event.is_null() {
+            // SAFETY: it was put there by this library.
+            unsafe { events::release(event) };
+        }
+    }
+
+    /// At the end of a call: of a synchronous id waits for its event, and gives what came of it.
+    pub(crate) fn complete(&self) -> Call<c_int> {
+        let channel = {
+            let inner = self.inner();
+            if !inner.is_sync {
+                return Ok(0);
+            }
+            Arc::clone(&inner.channel)
+        };
+        self.forget_event();
+        let came = events::wait(&channel)?;
+        let c = self.as_ptr();
+        // SAFETY: the event is live until it is released; the id's field is the library's.
+        let (code, status) = unsafe {
+            (*c).event = came;
+            ((*came).event, (*came).status)
+        };
+        match status {
+            0 => Ok(0),
+            _ if code == event::REJECTED => {
+                Err(Refusal::new(libc::ECONNREFUSED, format!("the peer rejected the connection (reason {status})")))
+            }
+            status => Err(Refusal::new(status.abs(), format!("event {code} says {status}"))),
+        }
+    }
+}
+
+/// Makes an id (`rdma_create_id`); without a channel a synchronous one.
+pub(crate) fn create(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: c_int,
+    qp_type: c_int,
+) -> Call<*mut IdObject> {
+    let is_sync = channel.is_null();
+    // SAFETY: by the contract of `rdma_create_id` the channel is a live one of this library.
+    let channel = if is_sync { ChannelObject::open()? } else { unsafe { ChannelObject::of(channel) }? };
+    let mut number = 0;
+    let datagram = c_int::from(qp_type == QPT_UD);
+    // SAFETY: an open channel; the place is ours.
+    check(channel.with_service(|service| unsafe {
+        verbs::ferroce_cm_create_id(service, ps as u16, datagram, &raw mut number)
+    }))?;
+    Ok(IdObject::publish(Fresh { number, channel, is_sync, context, ps, qp_type }))
+}
+
+/// Checks that a port space and a queue pair type go together.
+pub(crate) fn check_space(ps: c_int, qp_type: c_int) -> Call<()> {
+    if !matches!(ps, PS_TCP | PS_UDP | PS_IB | PS_IPOIB) {
+        return Err(Refusal::new(libc::EPROTONOSUPPORT, format!("unknown port space {ps:#x}")));
+    }
+    if !matches!(qp_type, QPT_RC | QPT_UC | QPT_UD) {
+        let what = format!("queue pair type {qp_type} cannot be connected; use IBV_QPT_RC, IBV_QPT_UC or IBV_QPT_UD");
+        return Err(Refusal::new(libc::EOPNOTSUPP, what));
+    }
+    Ok(())
+}
+
+rdma! {
+    /// `rdma_create_id(3)`.
+    fn rdma_create_id(
+        channel: *mut rdma_event_channel,
+        id: *mut *mut rdma_cm_id,
+        context: *mut c_void,
+        ps: c_int,
+    ) -> c_int {
+        let qp_type = if matches!(ps, PS_UDP | PS_IPOIB) { QPT_UD } else { QPT_RC };
+        check_space(ps, qp_type)?;
+        put(id, create(channel, context, ps, qp_type)?.cast())?;
+        Ok(0)
+    }
+
+    /// `rdma_destroy_id(3)`: waits until the program has acknowledged all events of the id.
+    fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+        // SAFETY: by the contract of the function.
+        let object = unsafe { IdObject::of(id) }?;
+        let number = object.number();
+        // SAFETY: a plain call. What fails here (the service has just crashed) is gone as well.
+        unsafe { verbs::ferroce_cm_destroy(number) };
+        if let Some(table) = TABLE.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            table.remove(&number);
+        }
+        object.forget_event();
+        let mut inner = object.inner();
+        while inner.outstanding > 0 {
+            inner = object.acked.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(inner);
+        // SAFETY: the program gives it up, no event is left, and the table does not know it: nobody uses it any more.
+        let object = unsafe { Box::from_raw(id.cast::<IdObject>()) };
+        // SAFETY: the record was made by this library.
+        free(unsafe { (*object.as_ptr()).route.path_rec });
+        Ok(0)
+    }
+
+    /// `rdma_migrate_id(3)`: to another channel; without one the id becomes synchronous.
+    fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+        // SAFETY: by the contract of the function.
+        let object = unsafe { IdObject::of(id) }?;
+        let is_sync = channel.is_null();
+        // SAFETY: by the contract of the function.
+        let to = if is_sync { ChannelObject::open()? } else { unsafe { ChannelObject::of(channel) }? };
+        migrate(object, to, is_sync)?;
+        Ok(0)
+    }
+}
+
+/// Moves an id with the events that wait for it.
+pub(crate) fn migrate(object: &IdObject, to: Arc<ChannelObject>, is_sync: bool) -> Call<()> {
+    let number = object.number();
+    // SAFETY: an open channel.
+    check(to.with_service(|service| unsafe { verbs::ferroce_cm_migrate(number, service) }))?;
+    let from = {
+        let mut inner = object.inner();
+        inner.is_sync = is_sync;
+        std::mem::replace(&mut inner.channel, Arc::clone(&to))
+    };
+    // SAFETY: the program does not use the id meanwhile, by the contract of `rdma_migrate_id`.
+    unsafe { (*object.as_ptr()).channel = to.as_ptr() };
+    // Those that were sent before the service knew come before all others.
+    to.adopt_events(from.take_events_of(number));
+    Ok(())
+}
+
+rdma! {
+    /// `rdma_get_remote_ece(3)`: what the peer's driver proposes.
+    fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+        // SAFETY: by the contract of the function.
+        let remote = unsafe { IdObject::of(id) }?.inner().remote_ece;
+        put(ece, remote)?;
+        Ok(0)
+    }
+
+    /// `rdma_set_local_ece(3)`: what the next message to the peer proposes.
+    fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+        let ece = *given(ece, "ece")?;
+        if ece.comp_mask != 0 {
+            return Err(Refusal::invalid("ece.comp_mask is not 0"));
+        }
+        // SAFETY: by the contract of the function.
+        unsafe { IdObject::of(id) }?.inner().local_ece = ece;
+        Ok(0)
+    }
+
+    /// `rdma_ack_cm_event(3)`.
+    fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+        given(event, "the event")?;
+        // SAFETY: by the contract of the function an event of this library, acknowledged once.
+        unsafe { events::release(event) };
+        Ok(0)
+    }
+}
+
+/// The protection domain of [`Inner::template`].
+pub(crate) fn template_pd(pd: usize) -> *mut ibv_pd {
+    pd as *mut ibv_pd
+}

@@ -1,0 +1,82 @@
+//! What `libibverbs.so.1` gives: verbs, and the connection manager.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use ferroce_abi::cm::{ferroce_cm_event, ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp};
+use ferroce_abi::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_srq, ibv_srq_init_attr,
+};
+use libc::{sockaddr, sockaddr_storage};
+
+unsafe extern "C" {
+    pub(crate) fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
+    pub(crate) fn ibv_free_device_list(list: *mut *mut ibv_device);
+    pub(crate) fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+    pub(crate) fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
+    pub(crate) fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    pub(crate) fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
+    pub(crate) fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
+    pub(crate) fn ibv_create_cq(
+        context: *mut ibv_context,
+        cqe: c_int,
+        cookie: *mut c_void,
+        channel: *mut ibv_comp_channel,
+        vector: c_int,
+    ) -> *mut ibv_cq;
+    pub(crate) fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
+    pub(crate) fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    pub(crate) fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
+    pub(crate) fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    pub(crate) fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    pub(crate) fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
+
+    pub(crate) fn ferroce_cm_channel_open(place: *mut *mut c_void) -> c_int;
+    pub(crate) fn ferroce_cm_channel_close(channel: *mut c_void);
+    pub(crate) fn ferroce_cm_channel_fd(channel: *const c_void, place: *mut c_int) -> c_int;
+    pub(crate) fn ferroce_cm_channel_next(channel: *const c_void, place: *mut ferroce_cm_event) -> c_int;
+    pub(crate) fn ferroce_cm_create_id(channel: *const c_void, space: u16, datagram: c_int, id: *mut u64) -> c_int;
+    pub(crate) fn ferroce_cm_migrate(id: u64, to: *const c_void) -> c_int;
+    pub(crate) fn ferroce_cm_bind(
+        id: u64,
+        addr: *const sockaddr,
+        reuse: c_int,
+        v6_only: c_int,
+        bound: *mut sockaddr_storage,
+    ) -> c_int;
+    pub(crate) fn ferroce_cm_route(dst: *const sockaddr, src: *const sockaddr, place: *mut ferroce_cm_path) -> c_int;
+    pub(crate) fn ferroce_cm_locate(addr: *const sockaddr, place: *mut ferroce_cm_path) -> c_int;
+    pub(crate) fn ferroce_cm_device(name: *const c_char) -> *mut ibv_device;
+    pub(crate) fn ferroce_cm_listen(id: u64, backlog: u32) -> c_int;
+    pub(crate) fn ferroce_cm_connect(
+        id: u64,
+        path: *const ferroce_cm_path,
+        port: u16,
+        param: *const ferroce_cm_param,
+        data: *const c_void,
+        len: u8,
+    ) -> c_int;
+    pub(crate) fn ferroce_cm_resolve(
+        id: u64,
+        path: *const ferroce_cm_path,
+        port: u16,
+        data: *const c_void,
+        len: u8,
+    ) -> c_int;
+    pub(crate) fn ferroce_cm_accept(id: u64, param: *const ferroce_cm_param, data: *const c_void, len: u8) -> c_int;
+    pub(crate) fn ferroce_cm_accept_datagram(
+        id: u64,
+        param: *const ferroce_cm_param,
+        data: *const c_void,
+        len: u8,
+    ) -> c_int;
+    pub(crate) fn ferroce_cm_reject(id: u64, reason: u16, data: *const c_void, len: u8) -> c_int;
+    pub(crate) fn ferroce_cm_establish(id: u64) -> c_int;
+    pub(crate) fn ferroce_cm_notify(id: u64) -> c_int;
+    pub(crate) fn ferroce_cm_disconnect(id: u64) -> c_int;
+    pub(crate) fn ferroce_cm_destroy(id: u64) -> c_int;
+    pub(crate) fn ferroce_cm_qp_parameters(id: u64, place: *mut ferroce_cm_qp) -> c_int;
+    pub(crate) fn ferroce_cm_keep(id: u64, place: *mut ferroce_cm_kept) -> c_int;
+    pub(crate) fn ferroce_cm_adopt(channel: *const c_void, kept: *const ferroce_cm_kept, id: *mut u64) -> c_int;
+    pub(crate) fn ferroce_cm_tell(function: *const c_char, errno: c_int, sentence: *const c_char);
+}

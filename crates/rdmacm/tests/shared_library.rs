@@ -1,0 +1,116 @@
+//! The shared library as programs find it: its symbols and versions, and a C program of ours that listens, connects, rejects and talks
+//! through it.
+//!
+//! As in `crates/ibverbs/tests/shared_library.rs` the libraries are built in the profile of the tests and linked the way a release is.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+#[path = "../../../xtask/src/dylib.rs"]
+mod dylib;
+
+/// A folder with both libraries, and the service for them.
+struct Installation {
+    lib: tempfile::TempDir,
+    service: PathBuf,
+}
+
+/// Built once for all tests.
+fn installation() -> &'static Installation {
+    static ONCE: OnceLock<Installation> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        let profile = profile_dir();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "ferroce-ibverbs", "-p", "ferroce-rdmacm", "-p", "ferroce-service"]);
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        cargo.arg("--target-dir").arg(profile.parent().expect("a profile lies in the target folder"));
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo runs").success(), "the libraries and the service can be built");
+        let lib = tempfile::tempdir().expect("a temporary folder");
+        dylib::link_libibverbs(&profile.join("libibverbs.a"), lib.path()).expect("libibverbs can be linked");
+        dylib::link_librdmacm(&profile.join("librdmacm.a"), lib.path()).expect("librdmacm can be linked");
+        for name in ["libibverbs", "librdmacm"] {
+            std::os::unix::fs::symlink(format!("{name}.so.1"), lib.path().join(format!("{name}.so"))).expect("a link");
+        }
+        Installation { lib, service: profile.join("ferroced") }
+    })
+}
+
+/// `target/debug` or `target/release`: two above this program.
+fn profile_dir() -> PathBuf {
+    let program = std::env::current_exe().expect("a program knows its file");
+    program.parent().and_then(Path::parent).expect("tests lie in <profile>/deps").to_path_buf()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn the_library_exports_what_rdma_core_44_does_and_nothing_else() {
+    let output = Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--with-symbol-versions"])
+        .arg(installation().lib.path().join("librdmacm.so.1"))
+        .output()
+        .expect("nm is installed");
+    assert!(output.status.success(), "{}", text(&output));
+    let text = String::from_utf8(output.stdout).expect("symbols are ASCII");
+    let exported: BTreeSet<&str> =
+        text.lines().filter_map(|line| line.split(' ').next_back()).filter(|name| name.contains('@')).collect();
+    let wanted: BTreeSet<&str> = include_str!("exports-rdma-core-44.txt").lines().collect();
+    assert_eq!(wanted.len(), 68);
+    assert_eq!(exported, wanted);
+}
+
+#[test]
+fn the_library_has_its_name_stays_loaded_and_finds_verbs_beside_it() {
+    let output = Command::new("readelf")
+        .args(["--wide", "--dynamic"])
+        .arg(installation().lib.path().join("librdmacm.so.1"))
+        .output()
+        .expect("readelf is installed");
+    let text = text(&output);
+    for wanted in ["soname: [librdmacm.so.1]", "NODELETE", "Shared library: [libibverbs.so.1]", "[$ORIGIN]"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+}
+
+#[test]
+fn a_program_of_c_connects_to_itself() {
+    let installation = installation();
+    let program = installation.lib.path().join("connections");
+    let output = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"])
+        .arg(&program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/connections.c"))
+        .arg("-L")
+        .arg(installation.lib.path())
+        .args(["-lrdmacm", "-libverbs", "-lpthread"])
+        .output()
+        .expect("cc is installed");
+    assert!(output.status.success(), "{}", text(&output));
+
+    // In a network namespace of its own where the system allows it, so that no other service is in the way.
+    let available = Command::new("unshare").args(["-rn", "true"]).output().is_ok_and(|output| output.status.success());
+    let mut command = Command::new(if available { "unshare" } else { "sh" });
+    if available {
+        command.args(["-rn", "sh", "-c", "ip link set lo up && exec \"$0\""]);
+    } else {
+        command.args(["-c", "exec \"$0\""]);
+    }
+    let output = command
+        .arg(&program)
+        .env("LD_LIBRARY_PATH", installation.lib.path())
+        .env("FERROCE_SERVICE", &installation.service)
+        .env("FERROCE_SERVICE_IDLE_S", "1")
+        .env_remove("FERROCE_LOG")
+        .env_remove("FERROCE_REFUSAL")
+        .output()
+        .expect("a shell is installed");
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output), "good\n");
+}

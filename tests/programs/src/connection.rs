@@ -1,0 +1,44 @@
+//! How programs of rdmacm-utils are called, and what they print.
+
+use crate::place::Host;
+use crate::table::Row;
+
+/// What rping says on stderr when all is well.
+pub const REMARKS: &[&str] = &["DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
+
+/// The program of the other end.
+pub fn server(client: &'static str) -> &'static str {
+    match client {
+        "rdma_client" => "rdma_server",
+        "rdma_xclient" => "rdma_xserver",
+        both => both,
+    }
+}
+
+/// Arguments of one end; `to` makes it the client.
+pub fn arguments(row: &Row, port: u16, host: &Host, to: Option<&str>) -> Vec<String> {
+    let port = port.to_string();
+    let mut args: Vec<&str> = match (row.program, to) {
+        ("rping", None) => vec!["-s", "-a", host.address, "-p", &port],
+        ("rping", Some(to)) => vec!["-c", "-a", to, "-p", &port],
+        ("ucmatose" | "udaddy", None) => vec!["-b", host.address],
+        ("ucmatose" | "udaddy", Some(to)) => vec!["-s", to],
+        (_, None) => vec!["-p", &port],
+        (_, Some(to)) => vec!["-s", to, "-p", &port],
+    };
+    args.extend(row.options.split_whitespace());
+    args.into_iter().map(str::to_owned).collect()
+}
+
+/// What an end prints when all went well. `name` is that of the process.
+pub fn result(program: &str, name: &str) -> String {
+    let is_client = name.starts_with("client");
+    match program {
+        "rping" if is_client => "ping data: rdma-ping-4".to_owned(),
+        "rping" => "server ping data: rdma-ping-4".to_owned(),
+        "ucmatose" | "udaddy" => "return status 0".to_owned(),
+        client if is_client => format!("{client}: end 0"),
+        "rdma_client" => "rdma_server: end 0".to_owned(),
+        _ => "rdma_xserver: end 0".to_owned(),
+    }
+}
