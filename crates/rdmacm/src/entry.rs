@@ -1,6 +1,6 @@
 //! The one way into the library: every exported function is made by the macro `rdma!`.
 //!
-//! A body returns [`Call`]; the wrapper turns a [`Refusal`] into -1 or NULL with `errno`, and stops panics and `pthread_cancel`.
+//! A body returns `Call`; the wrapper turns a `Refusal` into -1 or NULL with `errno`, and stops panics and `pthread_cancel`.
 
 use std::any::Any;
 use std::borrow::Cow;
