@@ -73,7 +73,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>> {
     Ok(infos.into_iter().map(|info| remember(&mut known, info)).collect())
 }
 
-/// The device that has an address, and the address's index in its GID table. The loopback device is found too, which [`devices`] lists
+/// The device that has an address, and the address's index in its GID table. The loopback device is found too, which [`devices()`] lists
 /// only when it is asked to.
 ///
 /// # Errors
