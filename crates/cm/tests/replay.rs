@@ -1,10 +1,13 @@
 //! Every recorded dialogue of connection management, played with our machine in the place of either end: what it sends is what the
 //! kernel sent, byte for byte, apart from the numbers that an end chooses.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
+use common::ids;
 use ferroce_cm::{
     AcceptDatagramParam, AcceptParam, Arrival, BindOptions, Cm, CmId, Config, ConnectParam, ConnectionParam,
     DropReason, Event, EventKind, Nanos, Owner, Path, QpType, ResolveParam, Service, State,
@@ -29,23 +32,6 @@ fn mad_of(datagram: &Datagram) -> Option<Step> {
     check_gsi(&headers).ok()?;
     let mad = Mad::parse(&packet[payload]).expect("recorded MADs are good");
     Some(Step { src: datagram.src, dst: datagram.dst, mad })
-}
-
-/// Local and remote id; of SIDR the request id.
-fn ids(message: &Message) -> (u32, u32) {
-    match message {
-        Message::Req(m) => (m.local_comm_id, 0),
-        Message::Mra(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Rej(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Rep(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Rtu(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Dreq(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Drep(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Lap(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::Apr(m) => (m.local_comm_id, m.remote_comm_id),
-        Message::SidrReq(m) => (m.request_id, 0),
-        Message::SidrRep(m) => (0, m.request_id),
-    }
 }
 
 fn ids_mut(message: &mut Message) -> [Option<&mut u32>; 2] {

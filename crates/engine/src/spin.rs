@@ -3,7 +3,7 @@
 //! Whoever waits often and shortly spins; whoever waits long sleeps at once. A thread that spins offers its core at every look; when
 //! somebody takes it for long, spinning only delays us, and the kernel wakes a sleeper sooner than it runs one who yielded.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ferroce_transport::Nanos;
 
@@ -20,7 +20,7 @@ const CROWDED_PAUSE_NS: Nanos = 20_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Spin {
     /// The next wait will probably be short.
-    hopeful: AtomicU64,
+    hopeful: AtomicBool,
     /// The core is crowded until then.
     crowded_until: AtomicU64,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Spin {
 impl Spin {
     /// Looks again and again until there is something, as long as that is worth while.
     pub(crate) fn wait(&self, mut look: impl FnMut() -> bool) -> bool {
-        if self.hopeful.load(Ordering::Relaxed) == 0 {
+        if !self.hopeful.load(Ordering::Relaxed) {
             return false;
         }
         let start = clock::now();
@@ -53,7 +53,7 @@ impl Spin {
 
     /// A wait, spun or slept, took so long.
     pub(crate) fn learn(&self, waited: Nanos) {
-        self.hopeful.store(u64::from(waited < SPIN_MAX_NS), Ordering::Relaxed);
+        self.hopeful.store(waited < SPIN_MAX_NS, Ordering::Relaxed);
     }
 }
 

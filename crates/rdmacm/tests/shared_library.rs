@@ -21,15 +21,7 @@ struct Installation {
 fn installation() -> &'static Installation {
     static ONCE: OnceLock<Installation> = OnceLock::new();
     ONCE.get_or_init(|| {
-        let profile = profile_dir();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "ferroce-ibverbs", "-p", "ferroce-rdmacm", "-p", "ferroce-service"]);
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-        cargo.arg("--target-dir").arg(profile.parent().expect("a profile lies in the target folder"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "the libraries and the service can be built");
+        let profile = ferroce_testkit::build(&["ferroce-ibverbs", "ferroce-rdmacm", "ferroce-service"]);
         let lib = tempfile::tempdir().expect("a temporary folder");
         dylib::link_libibverbs(&profile.join("libibverbs.a"), lib.path()).expect("libibverbs can be linked");
         dylib::link_librdmacm(&profile.join("librdmacm.a"), lib.path()).expect("librdmacm can be linked");
@@ -38,12 +30,6 @@ fn installation() -> &'static Installation {
         }
         Installation { lib, service: profile.join("ferroced") }
     })
-}
-
-/// `target/debug` or `target/release`: two above this program.
-fn profile_dir() -> PathBuf {
-    let program = std::env::current_exe().expect("a program knows its file");
-    program.parent().and_then(Path::parent).expect("tests lie in <profile>/deps").to_path_buf()
 }
 
 fn text(output: &Output) -> String {

@@ -1,13 +1,15 @@
 #![forbid(unsafe_code)]
-//! Readers for recorded packets and dialogues; for tests only, and below every other crate.
+//! Readers for recorded packets and dialogues, and what builds parts of the workspace; for tests only, and below every other crate.
 //!
 //! The recordings lie in `tests/vectors` of the repository, see the README there. [`Recording::all`] reads them.
 
+mod build;
 mod frame;
 mod pcap;
 mod recording;
 mod script;
 
+pub use build::*;
 pub use frame::*;
 pub use pcap::*;
 pub use recording::*;

@@ -1,7 +1,6 @@
 //! All cases against Ferroce, in a network namespace of its own, as any user may make one.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use ferroce_conformance::cases::cases;
 use ferroce_conformance::place::{self, Install};
@@ -13,27 +12,13 @@ mod dylib;
 
 /// Builds the library and the service in the profile of this test, and lays them out as an installation.
 fn install(to: &Path) -> Install {
-    let profile = profile_dir();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--locked", "-p", "ferroce-ibverbs", "-p", "ferroce-service"]);
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.arg("--target-dir").arg(profile.parent().expect("a profile lies in the target folder"));
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().expect("cargo runs").success(), "the library and the service can be built");
+    let profile = ferroce_testkit::build(&["ferroce-ibverbs", "ferroce-service"]);
     for part in ["lib", "bin"] {
         std::fs::create_dir(to.join(part)).expect("the folder is ours");
     }
     dylib::link_libibverbs(&profile.join("libibverbs.a"), &to.join("lib")).expect("the library can be linked");
     std::fs::copy(profile.join("ferroced"), to.join("bin/ferroced")).expect("the service was built");
     Install(to.to_owned())
-}
-
-/// `target/debug` or `target/release`: two above this program.
-fn profile_dir() -> PathBuf {
-    let program = std::env::current_exe().expect("a program knows its file");
-    program.parent().and_then(Path::parent).expect("tests lie in <profile>/deps").to_path_buf()
 }
 
 #[test]
