@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use ferroce::{Completion, WcFlags, WcOpcode, WcStatus};
+use ferroce::{Completion, WcFlags};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
@@ -29,21 +29,6 @@ pub struct CqObject {
 }
 
 handle!(CqObject, ibv_cq, "cq");
-
-/// A completion to overwrite.
-pub(crate) const NO_COMPLETION: Completion = Completion {
-    wr_id: 0,
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: 0,
-    qp_num: 0,
-    src_qp: 0,
-    flags: WcFlags::empty(),
-    vendor_err: 0,
-    solicited: false,
-    sl: 0,
-};
 
 /// What both ways to make a CQ need.
 pub(crate) struct CqCreate {
@@ -98,7 +83,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, create: &CqCreate) -> Ver
             cq,
             channel,
             polling: RawMutex::INIT,
-            current: Shared::new(NO_COMPLETION),
+            current: Shared::new(Completion::UNUSED),
             context,
         })
     })
@@ -157,7 +142,7 @@ slot! {
         let mut done = 0;
         // Most programs poll for one: do not clear room for more.
         if wanted == 1 {
-            let mut one = [NO_COMPLETION];
+            let mut one = [Completion::UNUSED];
             done = object.cq.poll(&mut one)?;
             if done == 1 {
                 // SAFETY: the caller has room for one entry.
@@ -166,7 +151,7 @@ slot! {
             return Ok(done as c_int);
         }
         while done < wanted {
-            let mut batch = [NO_COMPLETION; BATCH];
+            let mut batch = [Completion::UNUSED; BATCH];
             let room = (wanted - done).min(BATCH);
             let got = match object.cq.poll(&mut batch[..room]) {
                 Ok(got) => got,
@@ -269,7 +254,7 @@ mod tests {
 
     #[test]
     fn immediates_are_big_endian_and_rkeys_are_not() {
-        let mut completion = NO_COMPLETION;
+        let mut completion = Completion::UNUSED;
         completion.imm = 0x0102_0304;
         completion.flags = WcFlags::WITH_IMM;
         assert_eq!(wc(&completion).imm_data.to_ne_bytes(), [1, 2, 3, 4]);

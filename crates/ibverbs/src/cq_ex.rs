@@ -9,7 +9,7 @@ use parking_lot::lock_api::RawMutex as _;
 use crate::abi::{
     consts::cq_init, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info,
 };
-use crate::cq::{self, CqCreate, CqObject, NO_COMPLETION, imm_data};
+use crate::cq::{self, CqCreate, CqObject, imm_data};
 use crate::entry::{Plain, Pointer, Refusal, Status, Verb, Void, slot};
 use crate::pd::PdObject;
 
@@ -59,7 +59,7 @@ unsafe fn current(cq: *mut ibv_cq_ex) -> Verb<Completion> {
 ///
 /// `cq` is the structure of `object`, and the caller holds `polling`.
 unsafe fn advance(object: &CqObject, cq: *mut ibv_cq_ex) -> Verb<()> {
-    let mut one = [NO_COMPLETION];
+    let mut one = [Completion::UNUSED];
     if object.cq.poll(&mut one)? == 0 {
         return Err(Refusal::routine(libc::ENOENT, "the completion queue is empty"));
     }

@@ -162,6 +162,23 @@ pub struct Completion {
     pub sl: u8,
 }
 
+impl Completion {
+    /// One that says nothing yet, for a poll to overwrite.
+    pub const UNUSED: Completion = Completion {
+        wr_id: 0,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: 0,
+        qp_num: 0,
+        src_qp: 0,
+        flags: WcFlags::empty(),
+        vendor_err: 0,
+        solicited: false,
+        sl: 0,
+    };
+}
+
 /// A scatter/gather element: `struct ibv_sge`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {

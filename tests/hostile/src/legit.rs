@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use ferroce::{
     Access, Buffer, Completion, ConnectOptions, Context, Cq, Endpoint, Mr, Qp, QpCreate, QpType, QueueCaps, RecvWr,
-    SendData, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+    SendData, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,21 +21,6 @@ const MEMORY: usize = 1 << 17;
 const MESSAGE: u32 = 40_000;
 /// How long a request may take on a busy machine before something is wrong.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A completion that says nothing yet.
-pub const NOTHING: Completion = Completion {
-    wr_id: 0,
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: 0,
-    qp_num: 0,
-    src_qp: 0,
-    flags: WcFlags::empty(),
-    vendor_err: 0,
-    solicited: false,
-    sl: 0,
-};
 
 /// What one end tells the other.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -113,7 +98,7 @@ impl End {
 
     /// Waits for one completion.
     fn wait(&self) -> Result<Completion> {
-        let mut out = [NOTHING];
+        let mut out = [Completion::UNUSED];
         let start = Instant::now();
         while self.cq.poll(&mut out)? == 0 {
             if start.elapsed() > PATIENCE {

@@ -8,7 +8,7 @@ use ferroce::{Completion, Qp, RecvWr, SendData, SendFlags, SendOp, SendWr, WcOpc
 
 use super::plan::{Extent, Measure, Progress, Test, Verb};
 use super::report::{Figures, Latency};
-use crate::rig::{Endpoint, NO_COMPLETION, Peer, Registered, status_error};
+use crate::rig::{Endpoint, Peer, Registered, status_error};
 
 /// Messages before the first one that counts.
 const WARM_UP: u64 = 50;
@@ -117,7 +117,7 @@ impl Load<'_> {
         let batch = (depth / 4).clamp(1, MAX_BATCH);
         let mut outstanding = vec![0; self.qps.len()];
         let (mut posted, mut done) = (0, 0);
-        let mut completions = [NO_COMPLETION; POLL_BATCH];
+        let mut completions = [Completion::UNUSED; POLL_BATCH];
         let progress = Progress::start(extent);
         loop {
             for (index, qp) in self.qps.iter().enumerate() {
@@ -181,7 +181,7 @@ impl Load<'_> {
             if test.verb == Verb::Write {
                 answered = answered || self.marked(size, round);
             }
-            let mut completion = [NO_COMPLETION];
+            let mut completion = [Completion::UNUSED];
             if self.endpoint.poll(&mut completion)? == 1 {
                 let completion = good(completion[0])?;
                 if completion.wr_id == RECEIVE {
@@ -217,7 +217,7 @@ impl Load<'_> {
     /// Takes messages and posts receives anew.
     fn swallow(&mut self) -> Result<()> {
         let mut running = self.qps.len();
-        let mut completions = [NO_COMPLETION; POLL_BATCH];
+        let mut completions = [Completion::UNUSED; POLL_BATCH];
         while running > 0 {
             let taken = self.endpoint.poll(&mut completions)?;
             for completion in &completions[..taken] {
@@ -239,7 +239,7 @@ impl Load<'_> {
         let mut in_flight = false;
         let mut received = 0;
         while running > 0 {
-            let mut completion = [NO_COMPLETION];
+            let mut completion = [Completion::UNUSED];
             if self.endpoint.poll(&mut completion)? == 1 {
                 let completion = good(completion[0])?;
                 if completion.wr_id == RECEIVE {

@@ -268,26 +268,11 @@ impl Endpoint {
 
     /// Waits for one completion, whatever it is.
     pub(crate) fn wait(&self) -> Result<Completion> {
-        let mut out = [NO_COMPLETION];
+        let mut out = [Completion::UNUSED];
         while self.poll(&mut out)? == 0 {}
         Ok(out[0])
     }
 }
-
-/// An unused completion, to be overwritten by a poll.
-pub(crate) const NO_COMPLETION: Completion = Completion {
-    wr_id: 0,
-    status: WcStatus::GeneralErr,
-    opcode: ferroce::WcOpcode::Send,
-    byte_len: 0,
-    imm: 0,
-    qp_num: 0,
-    src_qp: 0,
-    flags: ferroce::WcFlags::empty(),
-    vendor_err: 0,
-    solicited: false,
-    sl: 0,
-};
 
 /// What a failed completion means to the person who runs the test.
 pub(crate) fn status_error(completion: &Completion) -> anyhow::Error {

@@ -7,7 +7,7 @@ mod partner;
 mod place;
 
 pub(crate) use control::{Control, listen};
-pub(crate) use endpoint::{Choice, Endpoint, NO_COMPLETION, Peer, PeerQp, QKEY, Settings, status_error};
+pub(crate) use endpoint::{Choice, Endpoint, Peer, PeerQp, QKEY, Settings, status_error};
 pub(crate) use memory::Registered;
 pub(crate) use partner::Partner;
 pub(crate) use place::Place;

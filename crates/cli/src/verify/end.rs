@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arena::{Arena, background, pattern};
 use super::case::{Case, HALF, MAX_INLINE, Op, Transport};
-use crate::rig::{Control, Endpoint, NO_COMPLETION, Peer, PeerQp, Place, QKEY, Settings, status_error};
+use crate::rig::{Control, Endpoint, Peer, PeerQp, Place, QKEY, Settings, status_error};
 
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -288,7 +288,7 @@ impl End {
 
     /// The next completion, if it comes in time.
     fn wait(&self, deadline: Instant) -> Result<Option<Completion>> {
-        let mut completion = [NO_COMPLETION];
+        let mut completion = [Completion::UNUSED];
         while self.endpoint.poll(&mut completion)? == 0 {
             if Instant::now() > deadline {
                 return Ok(None);

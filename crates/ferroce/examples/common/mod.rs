@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferroce::{
     Access, Buffer, Completion, ConnectOptions, Context, Cq, Mr, Qp, QpCreate, QpType, QueueCaps, Result, SendData,
-    SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+    SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 
 /// One end: a queue pair, its completion queue, and registered memory.
@@ -61,20 +61,7 @@ impl End {
 
     /// Polls until a completion comes, and insists on success.
     pub(crate) fn wait(&self) -> Result<Completion> {
-        let empty = Completion {
-            wr_id: 0,
-            status: WcStatus::Success,
-            opcode: WcOpcode::Send,
-            byte_len: 0,
-            imm: 0,
-            qp_num: 0,
-            src_qp: 0,
-            flags: WcFlags::empty(),
-            vendor_err: 0,
-            solicited: false,
-            sl: 0,
-        };
-        let mut out = [empty];
+        let mut out = [Completion::UNUSED];
         while self.cq.poll(&mut out)? == 0 {}
         assert_eq!(out[0].status, WcStatus::Success);
         Ok(out[0])

@@ -12,7 +12,6 @@ use smallvec::SmallVec;
 
 use crate::arena::{Arena, SLOT, SLOT_USED, SLOTS};
 use crate::forge::{Aim, Zone};
-use crate::legit::NOTHING;
 use crate::source::{Seed, Source};
 
 const QKEY: u32 = 0x1111_1111;
@@ -260,7 +259,7 @@ impl Victims {
     }
 
     fn poll(&mut self) -> Result<()> {
-        let mut out = [NOTHING; 64];
+        let mut out = [Completion::UNUSED; 64];
         loop {
             let count = self.cq.poll(&mut out)?;
             out[..count].iter().for_each(|completion| self.completed(completion));
