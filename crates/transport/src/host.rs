@@ -212,6 +212,13 @@ pub struct Train {
     pub from: Side,
 }
 
+impl Train {
+    /// Has the last packet ask for an ACK, or not.
+    pub(crate) fn set_ack_req(&mut self, ack_req: bool) {
+        self.tail.as_mut().unwrap_or(&mut self.head).bth.ack_req = ack_req;
+    }
+}
+
 /// Which of a queue pair's two machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]

@@ -120,7 +120,7 @@ impl SendOnce {
                 message_train(wqe, route, self.packet, packets, self.psn, payload)
             }
         };
-        train.tail.as_mut().unwrap_or(&mut train.head).bth.ack_req = ask;
+        train.set_ack_req(ask);
         *out = Some(train);
         Ok(packets)
     }

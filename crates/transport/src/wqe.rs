@@ -313,11 +313,8 @@ pub(crate) fn message_train(wqe: &Wqe, route: Route, index: u32, packets: u32, p
         headers.bth.pad = pad(len);
         headers
     };
-    let mut head = one(index, if packets == 1 { last_len } else { route.mtu });
-    let mut tail = (packets > 1).then(|| one(index + packets - 1, last_len));
-    // The last packet of a train asks for an ACK: it ends the message, or its ACK makes room for the next train.
-    let last = tail.as_mut().unwrap_or(&mut head);
-    last.bth.ack_req = route.class == 0;
+    let head = one(index, if packets == 1 { last_len } else { route.mtu });
+    let tail = (packets > 1).then(|| one(index + packets - 1, last_len));
     Train {
         head,
         body: message_opcode(&wqe.op, route.class, Part::Middle),

@@ -40,7 +40,7 @@ struct Flight {
     window: Window,
     /// A READ or atomic request: counts towards `max_rd_atomic`.
     read: bool,
-    /// When it was sent, if for the first time: gives a round trip.
+    /// When it was sent, if for the first time and asking for an answer: gives a round trip.
     first_sent: Option<Nanos>,
 }
 
@@ -81,6 +81,8 @@ pub(crate) struct Requester {
     flights: VecDeque<Flight>,
     /// READ and atomic requests among `flights`.
     reads: u32,
+    /// The last so many trains did not ask for an ACK.
+    unasked: u32,
     /// A missing response was asked for again, and nothing came since: further gaps are the same gap.
     gap_repeated: bool,
     probe: Probe,
@@ -98,6 +100,7 @@ impl Requester {
             sent: 0,
             flights: VecDeque::new(),
             reads: 0,
+            unasked: 0,
             gap_repeated: false,
             probe: Probe::None,
             recovery: Recovery::default(),
@@ -193,6 +196,7 @@ impl Requester {
         self.cursor = Cursor { index: 0, packet: self.queue.front().map_or(0, |wqe| wqe.acked) };
         self.sent = 0;
         self.reads = 0;
+        self.unasked = 0;
         self.probe = Probe::None;
         self.timers.cancel(Timer::Silence);
         let mut returned = [0u32; 2];

@@ -4,6 +4,7 @@ use ferroce_wire::{AtomicEth, Bth, Headers, Opcode, Psn, Reth};
 use smallvec::SmallVec;
 
 use super::{Cursor, Flight, IN_FLIGHT_MAX, Probe, Requester};
+use crate::cc::TRAIN_CHARGE_MAX;
 use crate::decode::CLASS_RC;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
 use crate::qp::{Conn, Outcome};
@@ -48,7 +49,12 @@ struct Departure {
     charge: u32,
     window: Window,
     read: bool,
+    /// It asks for an answer.
+    asks: bool,
 }
+
+/// Trains in a row that may leave without asking for an ACK.
+const UNASKED_MAX: u32 = 16;
 
 impl Requester {
     /// Puts the next train into `out`, if there is one and a window lets it go. (A train is large: it is built where it is handed
@@ -150,8 +156,22 @@ impl Requester {
         let len = (wqe.len() - index * mtu).min(packets * mtu);
         let payload = wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)?;
         let route = Route { class: CLASS_RC, dest_qpn: conn.attr.dest_qpn, mtu };
-        *out = Some(message_train(wqe, route, index, packets, self.next_psn(), payload));
-        Ok(Some(Departure { packets, charge: charge(len, packets), window: Window::Requests, read: false }))
+        let charge = charge(len, packets);
+        let asks = self.must_ask(wqe, packets, charge, host);
+        out.insert(message_train(wqe, route, index, packets, self.next_psn(), payload)).set_ack_req(asks);
+        Ok(Some(Departure { packets, charge, window: Window::Requests, read: false, asks }))
+    }
+
+    /// The train that is about to go out has to ask for an ACK. A requester may do so when it likes (IBA 9.7.3.1). An ACK for every
+    /// message doubles the packets of a dialogue of small ones; where the program waits for no completion, one for many will do. What
+    /// is left without is asked for by a probe.
+    fn must_ask(&self, wqe: &Wqe, packets: u32, charge: u32, host: &mut impl Host) -> bool {
+        wqe.flags.contains(SendFlags::SIGNALED)
+            || packets > 1
+            || packets < wqe.packets
+            || self.sent < self.in_flight
+            || self.unasked >= UNASKED_MAX
+            || host.window(Window::Requests).saturating_sub(charge) < TRAIN_CHARGE_MAX
     }
 
     /// A READ request: at most one train of responses, so that the window governs the flow; up to a fixed boundary of the message,
@@ -179,7 +199,7 @@ impl Requester {
         let mut headers = single(Opcode::RC_READ_REQUEST, self.next_psn(), conn);
         headers.reth = Some(Reth { va: raddr.wrapping_add(u64::from(offset)), rkey, len });
         *out = Some(header_train(headers, conn));
-        Some(Departure { packets, charge, window: Window::Responses, read: true })
+        Some(Departure { packets, charge, window: Window::Responses, read: true, asks: true })
     }
 
     fn atomic_request(
@@ -197,18 +217,21 @@ impl Requester {
         let mut headers = single(opcode, self.next_psn(), conn);
         headers.atomic = Some(eth);
         *out = Some(header_train(headers, conn));
-        Some(Departure { packets: 1, charge, window: Window::Requests, read: true })
+        Some(Departure { packets: 1, charge, window: Window::Requests, read: true, asks: true })
     }
 
     /// Books a train as sent.
     fn depart(&mut self, now: Nanos, departure: Departure, conn: Conn<'_>, host: &mut impl Host) {
-        let Departure { packets, charge, window, read } = departure;
+        let Departure { packets, charge, window, read, asks } = departure;
         host.window_take(window, charge);
         let again = packets.min(self.in_flight - self.sent);
         if again > 0 {
             host.count(Count::PacketsRetransmitted, again);
         }
-        self.flights.push_back(Flight { packets, charge, window, read, first_sent: (again == 0).then_some(now) });
+        // The answer to what asked for none says nothing of a round trip.
+        let first_sent = (again == 0 && asks).then_some(now);
+        self.flights.push_back(Flight { packets, charge, window, read, first_sent });
+        self.unasked = if asks { 0 } else { self.unasked + 1 };
         self.reads += u32::from(read);
         self.sent += packets;
         self.in_flight = self.in_flight.max(self.sent);

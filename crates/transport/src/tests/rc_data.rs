@@ -4,8 +4,9 @@ use ferroce_wire::{Opcode as O, Syndrome};
 use smallvec::smallvec;
 
 use super::{ends, sent_by, wr};
+use crate::cc::{Aimd, FixedWindow};
 use crate::host::Count;
-use crate::testing::{Pair, Setup, Who};
+use crate::testing::{Fate, Pair, Setup, Who};
 use crate::verbs::{QpAttr, QpType, SendData, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
@@ -364,4 +365,55 @@ fn outstanding_reads_stay_within_max_rd_atomic() {
 #[test]
 fn idle_queue_pair_is_small() {
     assert!(size_of::<crate::Qp>() < 1024, "{}", size_of::<crate::Qp>());
+}
+
+/// Which messages asked for an ACK, and how many sends were released, when `messages` without a completion but the `signaled` were
+/// posted.
+fn unsignaled(pair: &mut Pair, messages: u64, signaled: &[u64]) -> Vec<u64> {
+    pair.a.host.windows[0] = Box::new(FixedWindow::new(Aimd::MAX));
+    pair.b.post_recvs(100, messages as u32, 0, 4000);
+    for id in 0..messages {
+        let flags = if signaled.contains(&id) { SendFlags::SIGNALED } else { SendFlags::empty() };
+        pair.post_flags(id, SendOp::Send, 0, 5, flags);
+    }
+    pair.run();
+    assert_eq!(pair.b.host.received.len(), messages as usize);
+    assert_eq!(pair.a.host.sent.len(), signaled.len());
+    let sends = sent_by(pair, Who::A).into_iter().filter(|seen| seen.headers.bth.opcode == O::RC_SEND_ONLY);
+    sends.enumerate().filter(|(_, seen)| seen.headers.bth.ack_req).map(|(id, _)| id as u64).collect()
+}
+
+#[test]
+fn an_ack_is_asked_for_where_the_program_waits_and_now_and_then() {
+    let mut pair = Pair::new(QpType::Rc);
+    assert_eq!(unsignaled(&mut pair, 40, &[3, 4]), [3, 4, 21, 38]);
+    // The last one is asked for by a probe: it releases its place in the send queue.
+    assert_eq!(pair.a.host.released, 40);
+    assert_eq!(pair.a.host.counted(Count::ProbeSent), 1);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+}
+
+#[test]
+fn what_asked_for_no_ack_is_found_lost_all_the_same() {
+    let mut pair = Pair::new(QpType::Rc);
+    let mut dropped = false;
+    pair.rule(move |_, packet| {
+        let drop = !dropped && packet.headers.bth.psn.get() == 0x1002;
+        dropped |= drop;
+        if drop { Fate::Drop } else { Fate::Deliver }
+    });
+    assert_eq!(unsignaled(&mut pair, 3, &[]), [3], "what is sent again asks");
+    assert_eq!(pair.a.host.released, 3);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 1);
+}
+
+#[test]
+fn a_window_with_little_room_lets_nothing_go_without_asking() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.b.post_recvs(100, 5, 0, 4000);
+    for id in 0..5 {
+        pair.post_flags(id, SendOp::Send, 0, 5, SendFlags::empty());
+    }
+    pair.run();
+    assert!(sent_by(&pair, Who::A).iter().all(|seen| seen.headers.bth.ack_req));
 }

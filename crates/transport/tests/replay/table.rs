@@ -52,6 +52,8 @@ const UD_TOO_LONG: &str = "rxe: a datagram above the MTU completes with success 
 const ATTEMPTS: &str =
     "free: we give up after the longest time that the attributes allow, and send again more often until then";
 const ACK_REQ: &str = "free: we ask for an ACK with the last packet of a train, rxe with every 66th packet";
+const ACK_SPARED: &str =
+    "free: where nobody waits for a completion we ask for an ACK with every 17th message, rxe with every one";
 const FLOW: &str =
     "free: AckReq asks for an answer of our flow control every 32 KiB; rxe, which does not look at it on UC, leaves it";
 const EARLY_LENGTH: &str =
@@ -81,6 +83,13 @@ pub(crate) const KNOWN: &[Known] = &[
     known("cm-rping-v6-linklocal", B, &["no pair, frames 1, 3, 16: not sent: UD_SEND_ONLY"], NO_CM),
     known("cm-udaddy-v6", A, &["no pair, frame 2: not sent: UD_SEND_ONLY"], NO_CM),
     known("cm-udaddy-v6", B, &["no pair, frame 1: not sent: UD_SEND_ONLY"], NO_CM),
+    known(
+        "rc-ack-coalesce",
+        A,
+        &["pair 0, frames 1-2, 4-8, 51-61, 66-69, 72, 74-77, 80-91, 93-97: AckReq false instead of true"],
+        ACK_SPARED,
+    ),
+    known("rc-unsignaled-single", A, &["pair 0, frames 1, 3: AckReq false instead of true"], ACK_SPARED),
     known(
         "rc-ackreq-long",
         A,
