@@ -75,6 +75,10 @@ impl Memory for QpHost<'_> {
         self.keys.resolve_remote(pd, self.qp.qpn, rkey, va, len, access)
     }
 
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
+        mem::load(span.addr, into).map_err(|mem::Fault| MemoryError::Fault)
+    }
+
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
         mem::store(span.addr, data, last).map_err(|mem::Fault| MemoryError::Fault)
     }

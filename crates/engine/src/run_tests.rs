@@ -177,6 +177,10 @@ fn a_poster_runs_no_timers() {
     let mut bench = Bench::new();
     bench.write(MS);
     bench.ack(100);
+    bench.turn(2 * MS, Turn::PROGRAM);
+    assert_eq!(bench.statuses(), [WcStatus::Success], "something a probe can repeat");
+    bench.write(3 * MS);
+    bench.ack(101);
     bench.turn(15 * MS, Turn::POST);
     assert_eq!(bench.counted("probe_sent"), 0);
     assert_eq!(bench.state.next_deadline().map(|at| at < 15 * MS), Some(true), "the lane wants a turn at once");

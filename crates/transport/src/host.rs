@@ -123,6 +123,8 @@ pub trait Memory {
     fn resolve_local(&mut self, pd: u32, sge: &Sge, write: bool) -> Result<Span, MemoryError>;
     /// Resolves a remote range. `access` is one of the REMOTE rights. A zero length is good with any key.
     fn resolve_remote(&mut self, pd: u32, rkey: u32, va: u64, len: u32, access: Access) -> Result<Span, MemoryError>;
+    /// Copies the bytes of a resolved span; `into` is as long.
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError>;
     /// Stores `data` at a resolved span (its start); ascending visibility, `last` marks the end of the message.
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError>;
     /// Runs an atomic at a resolved span of 8 bytes and gives the old value. Misalignment was checked by the transport.

@@ -22,6 +22,8 @@ const PROBE_DOUBLINGS: u32 = 6;
 const PROBES_MAX: u32 = 16;
 /// Longest time before sending again, however long the ACK timeout is.
 pub(crate) const RTO_CEILING: Nanos = 1_000 * MS;
+/// Shortest time before sending again to a peer that cannot be asked.
+const UNASKED_FLOOR: Nanos = 100 * MS;
 /// How many times its nominal value an ACK timeout may take (IBA 9.7.6.1.3).
 const ACK_TIMEOUT_FACTOR: Nanos = 4;
 /// Shortest time before giving up. Programs set timeouts of microseconds, for networks of cards; a process that is stopped or not
@@ -76,15 +78,18 @@ impl Recovery {
     }
 
     /// Something goes out into silence, or was heard while more is in flight: when to look again.
-    pub(crate) fn watch(&mut self, now: Nanos, attr: &QpAttr) -> Nanos {
+    pub(crate) fn watch(&mut self, now: Nanos, attr: &QpAttr, can_probe: bool) -> Nanos {
         (self.since, self.probes) = (now, 0);
-        self.next(now, attr)
+        self.next(now, attr, can_probe)
     }
 
     /// When to look again.
-    pub(crate) fn next(&mut self, now: Nanos, attr: &QpAttr) -> Nanos {
-        let probe = now + (self.interval() << self.probes.min(PROBE_DOUBLINGS));
-        let at = probe.min(self.since + timeout(attr));
+    pub(crate) fn next(&mut self, now: Nanos, attr: &QpAttr, can_probe: bool) -> Nanos {
+        let at = if can_probe {
+            (now + (self.interval() << self.probes.min(PROBE_DOUBLINGS))).min(self.since + timeout(attr))
+        } else {
+            now.max(self.since + timeout_unasked(attr))
+        };
         match self.start_deadline(now, attr) {
             // Later than the deadline would be later than allowed; a deadline already past waits for the last attempt's answer.
             Some(deadline) if deadline > now => at.min(deadline),
@@ -93,11 +98,11 @@ impl Recovery {
     }
 
     /// The time that was to look again, `due`, has come.
-    pub(crate) fn silent(&mut self, now: Nanos, due: Nanos, attr: &QpAttr) -> Due {
+    pub(crate) fn silent(&mut self, now: Nanos, due: Nanos, attr: &QpAttr, can_probe: bool) -> Due {
         let late = now - due;
         self.since += late;
         self.deadline = self.deadline.map(|deadline| deadline + late);
-        let over = now >= self.since + timeout(attr)
+        let over = now >= self.since + if can_probe { timeout(attr) } else { timeout_unasked(attr) }
             || self.deadline.is_some_and(|deadline| now >= deadline && self.since < deadline);
         if over || self.probes == PROBES_MAX {
             self.unheard();
@@ -158,10 +163,18 @@ impl Recovery {
     }
 }
 
-/// Time until sending again without an answer: so short that `retry_cnt` attempts fit in before giving up.
+/// Time until sending again without an answer to probes: so short that `retry_cnt` attempts fit in before giving up, and no shorter
+/// than the ACK timeout.
 fn timeout(attr: &QpAttr) -> Nanos {
     let share = patience(attr).map_or(RTO_CEILING, |patience| patience / (Nanos::from(attr.retry_cnt) + 1));
-    share.min(RTO_CEILING)
+    share.min(RTO_CEILING.max(ack_timeout(attr.timeout).unwrap_or(0)))
+}
+
+/// The same while nothing can be asked: what was lost is found by nothing else. The longest that an ACK timeout may take, but not as
+/// short as programs set it for networks of cards.
+fn timeout_unasked(attr: &QpAttr) -> Nanos {
+    let longest = ack_timeout(attr.timeout).map_or(RTO_CEILING, |timeout| ACK_TIMEOUT_FACTOR * timeout);
+    timeout(attr).min(longest.max(UNASKED_FLOOR))
 }
 
 /// How long to wait for progress before giving up; `None` for ever.
@@ -181,16 +194,16 @@ mod tests {
     /// Lets nothing be heard until it gives up: times of the probes, of the attempts and of the end.
     fn run(attr: &QpAttr, recovery: &mut Recovery) -> (Vec<Nanos>, Vec<Nanos>, Nanos) {
         let (mut probes, mut attempts) = (vec![], vec![]);
-        let mut at = recovery.watch(0, attr);
+        let mut at = recovery.watch(0, attr, true);
         loop {
-            match recovery.silent(at, at, attr) {
+            match recovery.silent(at, at, attr, true) {
                 Due::Probe => {
                     probes.push(at);
-                    at = recovery.next(at, attr);
+                    at = recovery.next(at, attr, true);
                 }
                 Due::Repeat if recovery.may_repeat(at, attr) => {
                     attempts.push(at);
-                    at = recovery.watch(at, attr);
+                    at = recovery.watch(at, attr, true);
                 }
                 Due::Repeat => return (probes, attempts, at),
             }
@@ -223,15 +236,15 @@ mod tests {
     #[test]
     fn timeout_code_0_never_gives_up() {
         let (attr, mut recovery) = (attr(0, 0), Recovery::default());
-        let mut at = recovery.watch(0, &attr);
+        let mut at = recovery.watch(0, &attr, true);
         let mut attempts = 0;
         while attempts < 1000 {
-            match recovery.silent(at, at, &attr) {
-                Due::Probe => at = recovery.next(at, &attr),
+            match recovery.silent(at, at, &attr, true) {
+                Due::Probe => at = recovery.next(at, &attr, true),
                 Due::Repeat => {
                     assert!(recovery.may_repeat(at, &attr));
                     attempts += 1;
-                    at = recovery.watch(at, &attr);
+                    at = recovery.watch(at, &attr, true);
                 }
             }
         }
@@ -241,17 +254,17 @@ mod tests {
     #[test]
     fn time_in_which_this_end_slept_does_not_count() {
         let (attr, mut recovery) = (attr(14, 0), Recovery::default());
-        let due = recovery.watch(0, &attr);
+        let due = recovery.watch(0, &attr, true);
         // Ten seconds late, far past everything that was promised.
         let slept = 10_000 * MS;
-        assert_eq!(recovery.silent(due + slept, due, &attr), Due::Probe);
-        let (mut at, mut repeated) = (recovery.next(due + slept, &attr), None);
+        assert_eq!(recovery.silent(due + slept, due, &attr, true), Due::Probe);
+        let (mut at, mut repeated) = (recovery.next(due + slept, &attr, true), None);
         loop {
-            match recovery.silent(at, at, &attr) {
-                Due::Probe => at = recovery.next(at, &attr),
+            match recovery.silent(at, at, &attr, true) {
+                Due::Probe => at = recovery.next(at, &attr, true),
                 Due::Repeat if recovery.may_repeat(at, &attr) => {
                     repeated.get_or_insert(at);
-                    at = recovery.watch(at, &attr);
+                    at = recovery.watch(at, &attr, true);
                 }
                 Due::Repeat => break,
             }
@@ -262,15 +275,15 @@ mod tests {
     #[test]
     fn an_end_that_is_always_late_sends_again_after_some_probes() {
         let (attr, mut recovery) = (attr(14, 7), Recovery::default());
-        let mut at = recovery.watch(0, &attr);
+        let mut at = recovery.watch(0, &attr, true);
         let mut probes = 0;
         loop {
             let now = at + 1_000 * MS;
-            match recovery.silent(now, at, &attr) {
+            match recovery.silent(now, at, &attr, true) {
                 Due::Probe => probes += 1,
                 Due::Repeat => break,
             }
-            at = recovery.next(now, &attr);
+            at = recovery.next(now, &attr, true);
             assert!(at > now);
         }
         assert!((1..=PROBES_MAX).contains(&probes), "{probes}");
@@ -298,9 +311,21 @@ mod tests {
     }
 
     #[test]
-    fn sending_again_takes_the_longest_time_of_an_ack_timeout_up_to_a_second() {
-        for (code, retry_cnt, ms) in [(14, 7, 268), (1, 7, 125), (1, 0, 1_000), (18, 2, 1_000), (0, 7, 1_000)] {
+    fn sending_again_takes_the_longest_time_of_an_ack_timeout_up_to_a_second_or_the_timeout() {
+        for (code, retry_cnt, ms) in
+            [(14, 7, 268), (1, 7, 125), (1, 0, 1_000), (18, 2, 1_073), (17, 2, 1_000), (0, 7, 1_000)]
+        {
             assert_eq!(timeout(&attr(code, retry_cnt)) / MS, ms, "timeout {code} retry {retry_cnt}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_asked_is_sent_to_again_within_the_time_of_an_ack_timeout() {
+        for (code, retry_cnt, ms) in [(14, 0, 268), (14, 7, 268), (1, 0, 100), (18, 2, 1_073), (0, 7, 1_000)] {
+            let (attr, mut recovery) = (attr(code, retry_cnt), Recovery::default());
+            let at = recovery.watch(0, &attr, false);
+            assert_eq!(at / MS, ms, "timeout {code} retry {retry_cnt}");
+            assert_eq!(recovery.silent(at, at, &attr, false), Due::Repeat);
         }
     }
 

@@ -27,7 +27,7 @@ Examples:
   ferroce-conformance run RNR --verbose     (cases that contain this)
   ferroce-conformance run --rxe --write     (both devices; TABLE.md and rxe.json anew)
 
-The exit code is 0 if Ferroce follows in every case that is not marked as a departure on purpose."
+The exit code is 0 if Ferroce follows in every case."
 )]
 struct Cli {
     #[command(subcommand)]

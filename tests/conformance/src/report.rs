@@ -82,30 +82,23 @@ pub fn recorded() -> Result<Results> {
     serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
 }
 
-/// Which device a cell is about.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Device {
-    Ferroce,
-    Rxe,
-}
-
 /// The table as Markdown. What varies from run to run is left out, so that it can be compared.
 pub fn table(cases: &[Case], ferroce: &Results, rxe: &Results) -> String {
     let (all, rxe_follows) = (cases.len(), rxe.counts().0);
-    let deliberate = cases.iter().filter(|case| case.deliberate.is_some()).count();
+    let faults = faults(cases, ferroce).len();
     let mut text = format!(
         "# Conformance\n\n\
          Made by `cargo xtask conformance --rxe --write`; compared with what Ferroce does by `cargo test`. The tester plays one end by\n\
          hand, the device is the other. Sections and compliance statements (C9-...) are those of the InfiniBand Architecture\n\
          Specification, volume 1; A17 is its annex on RoCEv2.\n\n\
-         {all} cases. Ferroce follows in {}, and departs on purpose in {deliberate}. {} follows in {rxe_follows}.\n\n\
+         {all} cases. Ferroce follows in {}. {} follows in {rxe_follows}.\n\n\
          | case | clause | what the tester does | what the clause asks | Ferroce | rxe | where they differ |\n\
          |---|---|---|---|---|---|---|\n",
-        all - deliberate,
+        all - faults,
         rxe.device,
     );
     for case in cases {
-        let [ours, theirs] = [cell(case, ferroce.of(case), Device::Ferroce), cell(case, rxe.of(case), Device::Rxe)];
+        let [ours, theirs] = [cell(ferroce.of(case)), cell(rxe.of(case))];
         let columns =
             [case.name, case.clause, case.stimulus, case.expectation, &ours, &theirs, &difference(case, ferroce, rxe)];
         let columns = columns.map(|column| column.replace('|', "\\|"));
@@ -114,10 +107,9 @@ pub fn table(cases: &[Case], ferroce: &Results, rxe: &Results) -> String {
     text
 }
 
-fn cell(case: &Case, record: Option<&Record>, device: Device) -> String {
+fn cell(record: Option<&Record>) -> String {
     match record {
         None => "not run".to_owned(),
-        Some(_) if device == Device::Ferroce && case.deliberate.is_some() => "departs on purpose".to_owned(),
         Some(Record { departs: None, .. }) => "follows".to_owned(),
         Some(Record { departs: Some(what), .. }) => format!("departs: {}", steady(what)),
     }
@@ -136,18 +128,13 @@ fn steady(what: &str) -> String {
 
 fn difference(case: &Case, ferroce: &Results, rxe: &Results) -> String {
     let departs = |results: &Results| results.of(case).map(|record| record.departs.is_some());
-    let ours = departs(ferroce).map(|departs| departs || case.deliberate.is_some());
-    let who = match (ours, departs(rxe)) {
+    let who = match (departs(ferroce), departs(rxe)) {
         (Some(false), Some(true)) => "Ferroce follows the clause, rxe does not",
         (Some(true), Some(false)) => "rxe follows the clause, Ferroce does not",
         (Some(true), Some(true)) => "neither follows",
         _ => return String::new(),
     };
-    let why = match (ours, case.deliberate) {
-        (Some(true), Some(why)) => why,
-        _ => case.remark,
-    };
-    if why.is_empty() { who.to_owned() } else { format!("{who}: {why}") }
+    if case.remark.is_empty() { who.to_owned() } else { format!("{who}: {}", case.remark) }
 }
 
 /// The table for people: one line for each case.
@@ -167,8 +154,7 @@ pub fn lines(cases: &[Case], ferroce: Option<&Results>, rxe: Option<&Results>) -
                     let _ = write!(text, "  {name} follows");
                 }
                 Some(what) => {
-                    let purpose = if name == "Ferroce" && case.deliberate.is_some() { " on purpose" } else { "" };
-                    let _ = write!(text, "  {name} DEPARTS{purpose}: {what} [{}]", case.clause);
+                    let _ = write!(text, "  {name} DEPARTS: {what} [{}]", case.clause);
                 }
             }
         }
@@ -177,12 +163,11 @@ pub fn lines(cases: &[Case], ferroce: Option<&Results>, rxe: Option<&Results>) -
     text
 }
 
-/// What is wrong with Ferroce's results: departures that are not on purpose. (Purposes are about times: on a machine that stood still
-/// for a moment, such a case may seem to follow.)
+/// What is wrong with Ferroce's results.
 pub fn faults(cases: &[Case], ferroce: &Results) -> Vec<String> {
-    let fault = |case: &Case| match (ferroce.of(case)?.departs.as_ref(), case.deliberate) {
-        (Some(what), None) => Some(format!("{}: {what} ({}: {})", case.name, case.clause, case.expectation)),
-        _ => None,
+    let fault = |case: &Case| {
+        let what = ferroce.of(case)?.departs.as_ref()?;
+        Some(format!("{}: {what} ({}: {})", case.name, case.clause, case.expectation))
     };
     cases.iter().filter_map(fault).collect()
 }
@@ -198,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_are_faults_unless_on_purpose() {
+    fn departures_are_faults() {
         let cases = crate::cases::cases();
         let record = |case: &Case, departs: bool| Record {
             name: case.name.to_owned(),
@@ -206,11 +191,11 @@ mod tests {
             attempts: 1,
             before: Vec::new(),
         };
-        let as_said = |case: &Case| record(case, case.deliberate.is_some());
-        let mut results = Results { device: "Ferroce".to_owned(), records: cases.iter().map(as_said).collect() };
-        assert_eq!(faults(&cases, &results), Vec::<String>::new());
-        results.records = cases.iter().map(|case| record(case, true)).collect();
-        let purposes = cases.iter().filter(|case| case.deliberate.is_some()).count();
-        assert_eq!(faults(&cases, &results).len(), cases.len() - purposes);
+        let results = |departs| Results {
+            device: "Ferroce".to_owned(),
+            records: cases.iter().map(|case| record(case, departs)).collect(),
+        };
+        assert_eq!(faults(&cases, &results(false)), Vec::<String>::new());
+        assert_eq!(faults(&cases, &results(true)).len(), cases.len());
     }
 }

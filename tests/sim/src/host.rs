@@ -208,6 +208,14 @@ impl Memory for SimHost<'_> {
         resolved
     }
 
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
+        if !self.memory.is_granted(span.addr, span.len, Right::LocalRead) {
+            self.check(Err(format!("{span:?} is read, which was not resolved for it")));
+        }
+        into.copy_from_slice(self.memory.load(span)?);
+        Ok(())
+    }
+
     fn store(&mut self, span: Span, data: &[u8], _last: bool) -> Result<(), MemoryError> {
         let (at, len) = (span.addr, data.len() as u32);
         let remote = self.role == Role::Responder && self.memory.is_granted(at, len, Right::RemoteWrite);

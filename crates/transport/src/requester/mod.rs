@@ -11,6 +11,7 @@
 //! Going back always goes to `una` (go-back-N, IBA 9.7.7.2): a NAK or a gap says that all before it arrived. `flights` lists the
 //! trains of the present pass, whose bytes are charged to the windows.
 
+mod probe;
 mod receive;
 mod send;
 
@@ -25,6 +26,7 @@ use crate::timer::{Nanos, Timer, TimerTable};
 use crate::verbs::{QpState, SendWr};
 use crate::wqe::{Failure, Wqe};
 
+use probe::{Copies, Probe};
 pub(crate) use send::{charge, fit};
 
 /// Most PSNs without an answer: half of what PSN comparison can tell apart.
@@ -53,27 +55,14 @@ struct Cursor {
     packet: u32,
 }
 
-/// Asking the peer what it has.
-///
-/// A probe is a WRITE of no bytes with the PSN before the oldest one without an answer: a duplicate, which a responder acknowledges
-/// with the newest PSN that it executed (IBA 9.7.5.1.2, C9-105), and which does nothing. Responders take packets in order. So an
-/// answer that tells of nothing new shows that what is in flight was lost, and one that does acknowledges it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Probe {
-    /// There is no need.
-    None,
-    /// One is to be sent.
-    Due,
-    /// One was sent, and nothing was heard since.
-    Sent,
-}
-
 /// Requester state of one RC queue pair.
 #[derive(Debug)]
 pub(crate) struct Requester {
     queue: VecDeque<Wqe>,
     cursor: Cursor,
     una: Psn,
+    /// PSNs answered so far.
+    answered: u64,
     /// PSNs sent at least once and not answered.
     in_flight: u32,
     /// PSNs of these sent in the present pass.
@@ -86,6 +75,7 @@ pub(crate) struct Requester {
     /// A missing response was asked for again, and nothing came since: further gaps are the same gap.
     gap_repeated: bool,
     probe: Probe,
+    copies: Copies,
     recovery: Recovery,
     timers: TimerTable,
 }
@@ -96,6 +86,7 @@ impl Requester {
             queue: VecDeque::new(),
             cursor: Cursor::default(),
             una: Psn::new(0),
+            answered: 0,
             in_flight: 0,
             sent: 0,
             flights: VecDeque::new(),
@@ -103,6 +94,7 @@ impl Requester {
             unasked: 0,
             gap_repeated: false,
             probe: Probe::None,
+            copies: Copies::default(),
             recovery: Recovery::default(),
             timers: TimerTable::default(),
         }
@@ -134,10 +126,13 @@ impl Requester {
     pub(crate) fn handle_timeout(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
         self.timers.take_expired(Timer::RnrWait, now);
         let Some(due) = self.timers.take_expired(Timer::Silence, now) else { return Ok(()) };
-        match self.recovery.silent(now, due, conn.attr) {
+        let can_probe = self.can_probe();
+        match self.recovery.silent(now, due, conn.attr, can_probe) {
             Due::Probe => {
-                self.probe = Probe::Due;
-                self.timers.arm(Timer::Silence, self.recovery.next(now, conn.attr));
+                if can_probe {
+                    self.probe = Probe::Due;
+                }
+                self.timers.arm(Timer::Silence, self.recovery.next(now, conn.attr, can_probe));
                 Ok(())
             }
             Due::Repeat => {
@@ -181,6 +176,10 @@ impl Requester {
             self.reads -= u32::from(flight.read);
             host.window_return(flight.window, flight.charge, WindowSignal::Released);
         }
+    }
+
+    fn can_probe(&self) -> bool {
+        self.copies.to_send(self.answered).is_some()
     }
 
     /// Goes back to the oldest PSN without an answer, unless it is time to give up.

@@ -231,6 +231,8 @@ impl Requester {
     /// `count` PSNs got their answers: moves on, gives window back, restarts the timer.
     fn settle(&mut self, now: Nanos, count: u32, conn: Conn<'_>, host: &mut impl Host) {
         self.una = self.una.add(count);
+        self.answered += u64::from(count);
+        self.copies.answered(self.answered);
         self.in_flight -= count;
         self.sent = self.sent.saturating_sub(count);
         if self.cursor.index == 0 {
@@ -243,7 +245,7 @@ impl Requester {
         self.probe = Probe::None;
         self.recovery.progress();
         if self.sent > 0 {
-            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr));
+            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr, self.can_probe()));
         } else {
             self.timers.cancel(Timer::Silence);
         }

@@ -3,7 +3,8 @@
 use ferroce_wire::{AtomicEth, Bth, Headers, Opcode, Psn, Reth};
 use smallvec::SmallVec;
 
-use super::{Cursor, Flight, IN_FLIGHT_MAX, Probe, Requester};
+use super::probe::{Copy, Probe};
+use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
 use crate::cc::TRAIN_CHARGE_MAX;
 use crate::decode::CLASS_RC;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
@@ -70,12 +71,13 @@ impl Requester {
             return Ok(());
         }
         if self.probe == Probe::Due {
-            self.probe = Probe::Sent;
-            host.count(Count::ProbeSent, 1);
-            let mut headers = single(Opcode::RC_WRITE_ONLY, self.una.sub(1), conn);
-            headers.reth = Some(Reth { va: 0, rkey: 0, len: 0 });
-            *out = Some(header_train(headers, conn));
-            return Ok(());
+            if let Some(copy) = self.copies.to_send(self.answered) {
+                self.probe = Probe::Sent;
+                host.count(Count::ProbeSent, 1);
+                *out = Some(copy.train(conn.attr.path_mtu));
+                return Ok(());
+            }
+            self.probe = Probe::None;
         }
         loop {
             let Some(wqe) = self.queue.get(self.cursor.index) else { return Ok(()) };
@@ -130,6 +132,13 @@ impl Requester {
             _ => self.message(wqe, conn, host, out)?,
         };
         let Some(departure) = departure else { return Ok(Step::Wait) };
+        let ends = self.cursor.packet + departure.packets == self.queue[self.cursor.index].packets;
+        if ends
+            && !departure.read
+            && let Some(train) = out
+        {
+            self.keep(train, host);
+        }
         self.depart(now, departure, conn, host);
         Ok(Step::Send)
     }
@@ -171,6 +180,7 @@ impl Requester {
             || packets < wqe.packets
             || self.sent < self.in_flight
             || self.unasked >= UNASKED_MAX
+            || !self.can_probe()
             || host.window(Window::Requests).saturating_sub(charge) < TRAIN_CHARGE_MAX
     }
 
@@ -220,6 +230,17 @@ impl Requester {
         Some(Departure { packets: 1, charge, window: Window::Requests, read: true, asks: true })
     }
 
+    /// Copies the last packet of a message for probes, if it is time for a new copy.
+    fn keep(&mut self, train: &Train, host: &mut impl Host) {
+        let at = self.answered + u64::from(self.sent + train.packets - 1);
+        // Memory that is gone is the link's to find.
+        if self.copies.want(at)
+            && let Ok(copy) = Copy::of_last(train, at, host)
+        {
+            self.copies.put(copy);
+        }
+    }
+
     /// Books a train as sent.
     fn depart(&mut self, now: Nanos, departure: Departure, conn: Conn<'_>, host: &mut impl Host) {
         let Departure { packets, charge, window, read, asks } = departure;
@@ -240,7 +261,7 @@ impl Requester {
             self.cursor = Cursor { index: self.cursor.index + 1, packet: 0 };
         }
         if !self.timers.is_armed(Timer::Silence) {
-            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr));
+            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr, self.can_probe()));
         }
     }
 }

@@ -79,6 +79,10 @@ impl Memory for SimHost {
         self.memory.resolve_remote(pd, rkey, va, len, access)
     }
 
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
+        Memory::load(&mut self.memory, span, into)
+    }
+
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
         self.memory.store(span, data, last)
     }

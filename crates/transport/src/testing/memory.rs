@@ -156,6 +156,11 @@ impl Memory for SimMemory {
         self.resolve(pd, rkey, va, len, access)
     }
 
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
+        into.copy_from_slice(SimMemory::load(self, span)?);
+        Ok(())
+    }
+
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
         assert!(data.len() <= span.len as usize, "a store stays inside its span");
         assert!(!data.is_empty(), "an empty store means nothing");

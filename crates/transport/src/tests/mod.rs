@@ -34,6 +34,16 @@ fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr {
     }
 }
 
+/// A first WRITE from A that is acknowledged, PSN 0x1000: before, there is nothing that a probe could repeat.
+fn acquaint(pair: &mut Pair) {
+    pair.post(0, pair.write_op(0), 0, 8);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(0, WcStatus::Success)]);
+    pair.a.host.sent.clear();
+    pair.a.host.released = 0;
+    pair.seen.clear();
+}
+
 /// A WRITE to anywhere.
 fn write_to(region: Region, offset: u64) -> SendOp {
     SendOp::Write { raddr: region.addr + offset, rkey: region.key }

@@ -3,7 +3,7 @@
 use ferroce_wire::{Opcode as O, Syndrome};
 use smallvec::smallvec;
 
-use super::{ends, sent_by, wr};
+use super::{acquaint, ends, sent_by, wr};
 use crate::cc::{Aimd, FixedWindow};
 use crate::host::Count;
 use crate::testing::{Fate, Pair, Setup, Who};
@@ -371,6 +371,7 @@ fn idle_queue_pair_is_small() {
 /// posted.
 fn unsignaled(pair: &mut Pair, messages: u64, signaled: &[u64]) -> Vec<u64> {
     pair.a.host.windows[0] = Box::new(FixedWindow::new(Aimd::MAX));
+    acquaint(pair);
     pair.b.post_recvs(100, messages as u32, 0, 4000);
     for id in 0..messages {
         let flags = if signaled.contains(&id) { SendFlags::SIGNALED } else { SendFlags::empty() };
@@ -398,7 +399,7 @@ fn what_asked_for_no_ack_is_found_lost_all_the_same() {
     let mut pair = Pair::new(QpType::Rc);
     let mut dropped = false;
     pair.rule(move |_, packet| {
-        let drop = !dropped && packet.headers.bth.psn.get() == 0x1002;
+        let drop = !dropped && packet.headers.bth.psn.get() == 0x1003;
         dropped |= drop;
         if drop { Fate::Drop } else { Fate::Deliver }
     });

@@ -2,7 +2,7 @@
 
 use ferroce_wire::{Bth, Headers, Opcode as O, Psn};
 
-use super::{answers, attempts, ends, sent_by};
+use super::{acquaint, answers, attempts, ends, sent_by};
 use crate::host::{Count, Drop};
 use crate::testing::{Fate, Pair, Setup, Who};
 use crate::timer::MS;
@@ -64,6 +64,7 @@ fn a_lost_middle_of_a_message_resumes_where_it_broke() {
 #[test]
 fn a_lost_last_packet_is_found_by_a_probe() {
     let mut pair = Pair::new(QpType::Rc);
+    acquaint(&mut pair);
     pair.drop_nth(Who::A, &[2]);
     pair.b.post_recvs(100, 1, 0, 4000);
     pair.post(1, SendOp::Send, 0, 3000);
@@ -74,26 +75,28 @@ fn a_lost_last_packet_is_found_by_a_probe() {
     assert!(pair.now < 30 * MS, "long before the verbs timeout of 67 ms");
     // The answer to the first probe is that the peer has the first two; to the second that it still has no more.
     let again: Vec<_> = pair.sent_by(Who::A).split_off(3);
-    assert_eq!(again, [(O::RC_WRITE_ONLY, 0x0fff), (O::RC_WRITE_ONLY, 0x1001), (O::RC_SEND_LAST, 0x1002)]);
+    assert_eq!(again, [(O::RC_WRITE_ONLY, 0x1000), (O::RC_WRITE_ONLY, 0x1000), (O::RC_SEND_LAST, 0x1003)]);
 }
 
-/// What a probe is on the wire.
+/// What a probe is on the wire: as the first packet was, and with its bytes, although the program has other ones there now.
 #[test]
-fn a_probe_is_a_write_of_nothing_that_was_acknowledged_before() {
+fn a_probe_is_a_packet_that_was_acknowledged_before() {
     let mut pair = Pair::new(QpType::Rc);
-    pair.post(0, pair.write_op(0), 0, 8);
-    pair.run();
+    acquaint(&mut pair);
+    let (there, here) = (pair.b.bytes(0, 8).to_vec(), pair.a.region);
+    pair.a.host.memory.write(here, 0, &[0xee; 8]);
     pair.rule(|who, _| if who == Who::B { Fate::Delay(30 * MS) } else { Fate::Deliver });
     pair.post(1, pair.write_op(0), 0, 8);
     pair.run();
-    let probes: Vec<_> = sent_by(&pair, Who::A).split_off(2);
+    let probes: Vec<_> = sent_by(&pair, Who::A).split_off(1);
     assert!(!probes.is_empty());
     for probe in probes {
         let bth = probe.headers.bth;
-        assert_eq!((bth.opcode, bth.psn.get(), bth.ack_req, probe.len), (O::RC_WRITE_ONLY, 0x1000, true, 0));
-        assert_eq!(probe.headers.reth, Some(ferroce_wire::Reth { va: 0, rkey: 0, len: 0 }));
+        assert_eq!((bth.opcode, bth.psn.get(), bth.ack_req, probe.len), (O::RC_WRITE_ONLY, 0x1000, true, 8));
+        assert_eq!(probe.headers.reth.map(|reth| (reth.va, reth.len)), Some((pair.b.region.addr, 8)));
     }
-    assert_eq!(ends(&pair.a.host.sent), [(0, OK), (1, OK)]);
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_ne!(pair.b.bytes(0, 8), there, "the second WRITE");
     assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
     assert_eq!(pair.b.host.counted(Count::DuplicateRequest), pair.a.host.counted(Count::ProbeSent));
     assert_eq!(pair.b.host.memory.atomics, 0);
@@ -102,6 +105,7 @@ fn a_probe_is_a_write_of_nothing_that_was_acknowledged_before() {
 #[test]
 fn a_lost_acknowledge_is_told_again_to_a_probe() {
     let mut pair = Pair::new(QpType::Rc);
+    acquaint(&mut pair);
     pair.drop_nth(Who::B, &[0]);
     pair.post(1, pair.write_op(0), 0, 8);
     pair.run();

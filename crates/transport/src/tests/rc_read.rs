@@ -2,7 +2,7 @@
 
 use ferroce_wire::{Aeth, Bth, Headers, Opcode as O, Psn, Reth, Syndrome};
 
-use super::{answers, ends, sent_by};
+use super::{acquaint, answers, ends, sent_by};
 use crate::host::{Count, Drop};
 use crate::testing::{Fate, Pair, Region, Setup, Who};
 use crate::verbs::{Access, QpAttr, QpState, QpType, SendOp, WcStatus};
@@ -49,11 +49,12 @@ fn a_missing_response_is_asked_for_from_there_on_once() {
 #[test]
 fn a_missing_last_response_is_found_by_a_probe() {
     let mut pair = Pair::new(QpType::Rc);
+    acquaint(&mut pair);
     pair.drop_nth(Who::B, &[3]);
     pair.post(1, pair.read_op(0), 50_000, 3077);
     pair.run();
     assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
-    assert_eq!(requests(&pair), [(0x1000, 0, 3077), (0x1003, 3072, 5)]);
+    assert_eq!(requests(&pair), [(0x1001, 0, 3077), (0x1004, 3072, 5)]);
     assert_eq!((pair.a.host.counted(Count::Timeout), pair.a.host.counted(Count::ProbeSent)), (0, 1));
 }
 

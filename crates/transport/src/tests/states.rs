@@ -1,6 +1,6 @@
 //! What the states do to requests, packets and events.
 
-use super::{ends, sent_by, wr};
+use super::{acquaint, ends, sent_by, wr};
 use crate::host::{Count, Drop};
 use crate::testing::{Pair, Setup, Who};
 use crate::verbs::{QpAttr, QpAttrMask, QpEvent, QpState, QpType, SendOp, WcStatus};
@@ -191,6 +191,7 @@ fn sqd_finishes_what_was_started_and_holds_the_rest() {
 #[test]
 fn sqd_waits_through_a_retransmission() {
     let mut pair = Pair::new(QpType::Rc);
+    acquaint(&mut pair);
     pair.drop_nth(Who::A, &[0]);
     pair.post(1, pair.write_op(0), 0, 8);
     pair.drain();

@@ -21,6 +21,8 @@ pub(crate) struct Queues {
     pub(crate) received: Vec<Completion>,
     /// Send requests that are complete, signalled or not.
     pub(crate) released: u32,
+    /// Times that the peer was asked what it has.
+    pub(crate) probes: u32,
 }
 
 /// The host, lent to a queue pair for one call.
@@ -40,6 +42,10 @@ impl Memory for QpHost<'_> {
 
     fn resolve_remote(&mut self, pd: u32, rkey: u32, va: u64, len: u32, access: Access) -> Result<Span, MemoryError> {
         self.memory.resolve_remote(pd, rkey, va, len, access)
+    }
+
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
+        Memory::load(self.memory, span, into)
     }
 
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
@@ -76,7 +82,11 @@ impl Host for QpHost<'_> {
 
     fn drop_packet(&mut self, _reason: Drop) {}
 
-    fn count(&mut self, _what: Count, _n: u32) {}
+    fn count(&mut self, what: Count, n: u32) {
+        if what == Count::ProbeSent {
+            self.queues.probes += n;
+        }
+    }
 
     fn window(&mut self, _window: Window) -> u32 {
         if self.open { u32::MAX } else { 0 }

@@ -115,6 +115,11 @@ impl Memory for NodeMemory {
         Ok(Span { addr: va, len })
     }
 
+    fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
+        into.copy_from_slice(self.read(span.addr, span.len as usize));
+        Ok(())
+    }
+
     fn store(&mut self, span: Span, data: &[u8], _last: bool) -> Result<(), MemoryError> {
         assert!(data.len() <= span.len as usize, "no more than the span has");
         self.write(span.addr, data);

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use ferroce_testkit::{End, Line, Pair, Recording};
 use ferroce_transport::{Access, Nanos, Packet, Qp, QpState, QpType, Sge, Side, WcOpcode, WcStatus};
-use ferroce_wire::{GRH_LEN, Headers, Opcode, Operation, Psn, Reth, Syndrome};
+use ferroce_wire::{GRH_LEN, Headers, Operation, Psn, Syndrome};
 
 use super::capture::{Heard, is_request};
 use super::data::Data;
@@ -421,7 +421,9 @@ impl<'a> Node<'a> {
         let now = self.now;
         let (qp, mut host) = self.lend(index, open);
         let qp_type = qp.init().qp_type;
+        let probes = host.queues.probes;
         let Some(train) = qp.poll_transmit(now, &mut host) else { return false };
+        let is_probe = host.queues.probes > probes;
         let sent = packets(&train, &self.memory);
         assert_eq!(train.path.is_some(), qp_type == QpType::Ud, "only datagrams bring their own path");
         let played = &mut self.played[index];
@@ -429,7 +431,8 @@ impl<'a> Node<'a> {
             played.responses.extend(sent);
             return true;
         }
-        if is_probe(&train.head) {
+        // Our own way to ask a silent peer: nothing of the kind was recorded, and it does nothing.
+        if is_probe {
             return true;
         }
         let (first, last) = (train.head.bth.psn, sent.last().expect("a train has a packet").headers.bth.psn);
@@ -521,11 +524,6 @@ impl<'a> Node<'a> {
         let sent = self.matched.iter().filter(|matched| **matched).count();
         Outcome { dialogues, sent, received: self.received, differences: self.differences }
     }
-}
-
-/// Our own way to ask a peer that is silent what it has: it repeats nothing that was recorded, and does nothing.
-fn is_probe(headers: &Headers) -> bool {
-    headers.bth.opcode == Opcode::RC_WRITE_ONLY && headers.reth == Some(Reth { va: 0, rkey: 0, len: 0 })
 }
 
 /// What an RNR NAK's code asks for, for the codes of the recordings (IBA table 45).

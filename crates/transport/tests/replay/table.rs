@@ -86,10 +86,10 @@ pub(crate) const KNOWN: &[Known] = &[
     known(
         "rc-ack-coalesce",
         A,
-        &["pair 0, frames 1-2, 4-8, 51-61, 66-69, 72, 74-77, 80-91, 93-97: AckReq false instead of true"],
+        &["pair 0, frames 4-8, 51-61, 66-69, 72, 74-77, 80-91, 93-97: AckReq false instead of true"],
         ACK_SPARED,
     ),
-    known("rc-unsignaled-single", A, &["pair 0, frames 1, 3: AckReq false instead of true"], ACK_SPARED),
+    known("rc-unsignaled-single", A, &["pair 0, frame 3: AckReq false instead of true"], ACK_SPARED),
     known(
         "rc-ackreq-long",
         A,
@@ -263,11 +263,12 @@ pub(crate) const KNOWN: &[Known] = &[
         &["pair 0, frame 7: RC_READ_RESPONSE_FIRST instead of RC_READ_RESPONSE_MIDDLE"],
         READ_AGAIN,
     ),
+    known("rc-retry-0", A, &["pair 0, end 9 times: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known(
         "rc-retry-7-endless",
         A,
         &[
-            "pair 0, frames 9-60: not sent: RC_SEND_ONLY",
+            "pair 0, frames 11-60: not sent: RC_SEND_ONLY",
             "pair 0, send completion of 1: also: Send RetryExcErr",
             "pair 0, state: 6 instead of 3",
         ],

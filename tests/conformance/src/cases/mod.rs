@@ -29,10 +29,8 @@ pub struct Case {
     pub expectation: &'static str,
     /// Carries it out.
     pub run: fn(&mut Bench) -> Seen,
-    /// Said in the table where a device departs: why.
+    /// Said in the table where rxe departs: why. Ferroce must follow.
     pub remark: &'static str,
-    /// Ferroce departs on purpose, and why. Otherwise it must follow.
-    pub deliberate: Option<&'static str>,
 }
 
 const fn case(
@@ -42,16 +40,12 @@ const fn case(
     expectation: &'static str,
     run: fn(&mut Bench) -> Seen,
 ) -> Case {
-    Case { name, clause, stimulus, expectation, run, remark: "", deliberate: None }
+    Case { name, clause, stimulus, expectation, run, remark: "" }
 }
 
 impl Case {
     const fn remark(self, remark: &'static str) -> Case {
         Case { remark, ..self }
-    }
-
-    const fn deliberate(self, why: &'static str) -> Case {
-        Case { deliberate: Some(why), ..self }
     }
 }
 

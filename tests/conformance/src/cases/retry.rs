@@ -55,10 +55,6 @@ pub(super) const CASES: &[Case] = &[
             // What was heard late makes the wait look short: half is told from the nominal time.
             must(waited >= Duration::from_millis(537), || format!("again after {} ms", waited.as_millis()))
         },
-    )
-    .deliberate(
-        "Ferroce sends again by the round trips that it measures, as cards with adaptive retransmission do; the timeout decides when it \
-         gives up",
     ),
     case(
         "What is repeated is what was sent",
@@ -71,7 +67,11 @@ pub(super) const CASES: &[Case] = &[
             b.say(&c.ack(c.sq(0), 1))?;
             b.expect_completions(&c, &[(1, status::SUCCESS)])?;
             let region = b.region(64, crate::bench::ALL)?;
-            b.post(&c, 2, crate::dut::Post { opcode: crate::bench::wr::SEND, region: region.id, len: 8, ..Default::default() })?;
+            b.post(
+                &c,
+                2,
+                crate::dut::Post { opcode: crate::bench::wr::SEND, region: region.id, len: 8, ..Default::default() },
+            )?;
             let second = b.expect_among(&c, c.sq(1))?;
             let mut odd = None;
             loop {
@@ -87,10 +87,6 @@ pub(super) const CASES: &[Case] = &[
             b.expect_completions(&c, &[(2, status::SUCCESS)])?;
             must(odd.is_none(), || format!("sent {}", odd.expect("is there")))
         },
-    )
-    .deliberate(
-        "before it repeats anything Ferroce asks a silent peer what it has, with a WRITE of no bytes under the PSN that was answered \
-         last: to any responder that is a duplicate, which it acknowledges",
     ),
     case(
         "Retry count starts anew after an answer",
@@ -139,7 +135,9 @@ pub(super) const CASES: &[Case] = &[
                 if let Some(wc) = done.first() {
                     count += b.drain(&c)?.len();
                     let name = crate::bench::status_name(wc.status);
-                    return must(wc.status == status::RETRY_EXC && count > 2, || format!("sent {count} times, then {name}"));
+                    return must(wc.status == status::RETRY_EXC && count > 2, || {
+                        format!("sent {count} times, then {name}")
+                    });
                 }
                 must(Instant::now() < end, || format!("sent {count} times and did not end"))?;
                 for heard in b.drain(&c)? {

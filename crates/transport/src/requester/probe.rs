@@ -1,0 +1,123 @@
+//! Asking a silent peer what it has.
+//!
+//! A probe is a SEND or WRITE packet that the peer acknowledged before, sent once more as it was (IBA 9.7.1): a duplicate, which a
+//! responder acknowledges with the newest PSN that it executed (IBA 9.7.5.1.2, C9-105), and which does nothing. Responders take
+//! packets in order. So an answer that tells of nothing new shows that what is in flight was lost, and one that does acknowledges
+//! it.
+//!
+//! What was acknowledged is the program's again; so now and then a packet is copied when it is sent. A queue pair of which no SEND
+//! or WRITE was acknowledged yet asks nothing.
+
+use std::sync::Arc;
+
+use ferroce_wire::Headers;
+
+use crate::host::{Memory, MemoryError, Payload, Side, Span, Train};
+
+/// Where asking stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// There is no need.
+    None,
+    /// One is to be sent.
+    Due,
+    /// One was sent, and nothing was heard since.
+    Sent,
+}
+
+/// For so many PSNs one copy serves.
+const KEPT_FOR: u64 = 1 << 16;
+/// An older one is not sent any more: it would come near to what a responder takes for new, 2^23 PSNs away.
+const KEPT_MAX: u64 = 1 << 22;
+
+/// A packet as it was sent.
+#[derive(Debug)]
+pub(super) struct Copy {
+    headers: Headers,
+    payload: Arc<[u8]>,
+    /// Its place among all PSNs of the requester.
+    at: u64,
+}
+
+impl Copy {
+    /// Copies the last packet of a train.
+    pub(super) fn of_last(train: &Train, at: u64, host: &mut impl Memory) -> Result<Copy, MemoryError> {
+        let skip = (train.packets - 1) * train.mtu;
+        let mut bytes = vec![0; (train.len - skip) as usize];
+        load(&train.payload, skip, &mut bytes, host)?;
+        let mut headers = train.tail.unwrap_or(train.head);
+        headers.bth.ack_req = true;
+        Ok(Copy { headers, payload: bytes.into(), at })
+    }
+
+    pub(super) fn train(&self, mtu: u32) -> Train {
+        Train {
+            head: self.headers,
+            body: self.headers.bth.opcode,
+            tail: None,
+            packets: 1,
+            mtu,
+            len: self.payload.len() as u32,
+            payload: Payload::Inline(Arc::clone(&self.payload), 0),
+            path: None,
+            from: Side::Requester,
+        }
+    }
+}
+
+/// The copies that a requester keeps.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    /// Was acknowledged.
+    old: Option<Box<Copy>>,
+    /// Will be.
+    new: Option<Box<Copy>>,
+}
+
+impl Copies {
+    /// Should the packet at this place be copied?
+    pub(super) fn want(&self, at: u64) -> bool {
+        self.new.is_none() && self.old.as_ref().is_none_or(|old| at >= old.at + KEPT_FOR)
+    }
+
+    pub(super) fn put(&mut self, copy: Copy) {
+        self.new = Some(Box::new(copy));
+    }
+
+    /// The first `answered` PSNs of the requester have their answers.
+    pub(super) fn answered(&mut self, answered: u64) {
+        if self.new.as_ref().is_some_and(|new| new.at < answered) {
+            self.old = self.new.take();
+        }
+    }
+
+    /// What can be sent as a probe when `answered` PSNs have their answers.
+    pub(super) fn to_send(&self, answered: u64) -> Option<&Copy> {
+        self.old.as_deref().filter(|old| answered - old.at <= KEPT_MAX)
+    }
+}
+
+/// Copies payload from byte `skip` on.
+fn load(payload: &Payload, skip: u32, into: &mut [u8], host: &mut impl Memory) -> Result<(), MemoryError> {
+    let spans = match payload {
+        Payload::Inline(bytes, start) => {
+            into.copy_from_slice(&bytes[(start + skip) as usize..][..into.len()]);
+            return Ok(());
+        }
+        Payload::Gather(spans) => spans.as_slice(),
+        Payload::Copy(span) => std::slice::from_ref(span),
+    };
+    let (mut skip, mut rest) = (skip, into);
+    for span in spans {
+        let passed = skip.min(span.len);
+        skip -= passed;
+        let len = rest.len().min((span.len - passed) as usize);
+        let (part, behind) = rest.split_at_mut(len);
+        if len > 0 {
+            host.load(Span { addr: span.addr + u64::from(passed), len: len as u32 }, part)?;
+        }
+        rest = behind;
+    }
+    assert!(rest.is_empty(), "a train has the payload that it tells");
+    Ok(())
+}
