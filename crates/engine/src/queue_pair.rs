@@ -236,10 +236,12 @@ impl QueuePair {
     }
 
     /// Before a change to RTR, towards a queue pair of another process at the same address: sees to it that the packets go through
-    /// a ring, if the peer takes it within a moment. `lease` is the one under which the peer's process has its lane now.
-    pub fn prefer_ring(&self, dest_qpn: u32, lease: u64) {
+    /// a ring, if the peer takes it within a moment. `lease` is the one under which the peer's process has its lane now. False: there is
+    /// none, and the packets will go over the link.
+    pub fn prefer_ring(&self, dest_qpn: u32, lease: u64) -> bool {
         let ready = self.lane.make_ring((dest_qpn >> LANE_SHIFT) as u16, lease);
         self.peer_lease.store(if ready { lease } else { 0 }, Ordering::Release);
+        ready
     }
 
     pub(crate) fn take_peer_lease(&self) -> Option<u64> {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ferroce_engine::{Relay, Relayed, RingCall, RingWord};
 use ferroce_link::ring::{WakeName, WakeSocket};
@@ -125,9 +126,19 @@ impl Bench {
         connect(&self.b, 1, 1, self.a.qp.qpn());
     }
 
+    /// There is a ring, and both know of it. On a busy machine a peer may take longer than an offer is waited for: it is asked again.
     fn prefer_rings(&self) {
-        self.a.qp.prefer_ring(self.b.qp.qpn(), LEASES[1]);
-        self.b.qp.prefer_ring(self.a.qp.qpn(), LEASES[0]);
+        eventually("a has a ring", || self.a.qp.prefer_ring(self.b.qp.qpn(), LEASES[1]));
+        eventually("b has a ring", || self.b.qp.prefer_ring(self.a.qp.qpn(), LEASES[0]));
+    }
+}
+
+/// Waits for something that must happen; the limit is there to end a test that fails.
+fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while !happened() {
+        assert!(Instant::now() < give_up, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -173,7 +184,8 @@ fn every_kind_of_request_goes_through_the_ring_and_wakes_who_sleeps() {
             assert_eq!(counted(node, nothing), 0, "{nothing}");
         }
     }
-    assert_eq!(counted(&bench.a, "ring_tx_packets"), counted(&bench.b, "ring_rx_packets"));
+    // An ACK that was asked for twice may still be under way.
+    eventually("all is received", || counted(&bench.a, "ring_tx_packets") == counted(&bench.b, "ring_rx_packets"));
 }
 
 #[test]
@@ -184,7 +196,7 @@ fn two_offers_at_once_make_one_ring() {
             scope.spawn(|| bench.a.qp.prefer_ring(bench.b.qp.qpn(), LEASES[1]));
             scope.spawn(|| bench.b.qp.prefer_ring(bench.a.qp.qpn(), LEASES[0]));
         });
-        // One that did not hear in time may ask for what is there now.
+        // One that did not hear in time asks for what is there now.
         bench.prefer_rings();
         bench.connect();
         bench.a.post(1, SendOp::Write { raddr: bench.b.buffer.addr(), rkey: bench.b.key }, 100);
@@ -198,12 +210,13 @@ fn two_offers_at_once_make_one_ring() {
 fn a_peer_that_hears_nothing_is_reached_over_the_link() {
     let bench = bench();
     bench.inboxes[1].deaf.store(true, Ordering::Relaxed);
-    bench.a.qp.prefer_ring(bench.b.qp.qpn(), LEASES[1]);
+    assert!(!bench.a.qp.prefer_ring(bench.b.qp.qpn(), LEASES[1]));
     bench.connect();
     bench.a.post(1, SendOp::Write { raddr: bench.b.buffer.addr(), rkey: bench.b.key }, 3_000);
-    while *bench.over_link.lock() < 3 {
+    eventually("it goes over the link", || {
         bench.a.card.turn();
-    }
+        *bench.over_link.lock() >= 3
+    });
     assert_eq!(counted(&bench.a, "ring_tx_packets"), 0);
 }
 
@@ -212,17 +225,12 @@ fn a_peer_that_hears_nothing_is_reached_over_the_link() {
 fn a_ring_that_only_one_end_knows_of_carries_its_packets() {
     let bench = bench();
     bench.inboxes[0].deaf.store(true, Ordering::Relaxed);
-    bench.a.qp.prefer_ring(bench.b.qp.qpn(), LEASES[1]);
-    bench.b.qp.prefer_ring(bench.a.qp.qpn(), LEASES[0]);
+    assert!(!bench.a.qp.prefer_ring(bench.b.qp.qpn(), LEASES[1]));
+    eventually("b has a ring", || bench.b.qp.prefer_ring(bench.a.qp.qpn(), LEASES[0]));
     bench.connect();
     bench.b.post(1, SendOp::Write { raddr: bench.a.buffer.addr(), rkey: bench.a.key }, 3_000);
-    while counted(&bench.a, "ring_rx_packets") < 3 {
-        std::thread::yield_now();
-    }
-    // Its ACK goes over the link.
-    while *bench.over_link.lock() == 0 {
-        std::thread::yield_now();
-    }
+    eventually("it comes through the ring", || counted(&bench.a, "ring_rx_packets") >= 3);
+    eventually("its ACK goes over the link", || *bench.over_link.lock() > 0);
     assert_eq!((counted(&bench.a, "ring_rx_stranger"), counted(&bench.a, "ring_tx_packets")), (0, 0));
 }
 
@@ -234,9 +242,7 @@ fn packets_of_a_lane_that_a_queue_pair_is_not_connected_to_are_dropped() {
     connect(&bench.a, 1, 1, bench.b.qp.qpn());
     connect(&bench.b, 1, 1, 3 << 14 | 5);
     bench.a.post(1, SendOp::Write { raddr: bench.b.buffer.addr(), rkey: bench.b.key }, 8);
-    while counted(&bench.b, "ring_rx_stranger") == 0 {
-        std::thread::yield_now();
-    }
+    eventually("it is counted", || counted(&bench.b, "ring_rx_stranger") > 0);
     assert_eq!(bench.b.bytes(8), [0; 8]);
 }
 
@@ -249,9 +255,10 @@ fn a_new_lease_of_a_lane_has_a_ring_of_its_own() {
     // The lane is another process's now, so it seems: what the queue pair still sends is lost, and counted.
     bench.a.qp.prefer_ring(bench.b.qp.qpn(), 0x3333);
     bench.a.post(1, SendOp::Write { raddr: bench.b.buffer.addr(), rkey: bench.b.key }, 8);
-    while counted(&bench.a, "ring_tx_drop_broken") == 0 {
+    eventually("it is counted", || {
         bench.a.card.turn();
-    }
+        counted(&bench.a, "ring_tx_drop_broken") > 0
+    });
 }
 
 #[test]
@@ -262,9 +269,7 @@ fn garbage_that_is_offered_is_refused_and_changes_nothing() {
         let before = counted(&bench.b, "ring_refused");
         let word = RingWord::Offer(memory);
         bench.inboxes[1].put(RingCall { lane: 1, lease: LEASES[0], id: 5, wake, word });
-        while counted(&bench.b, "ring_refused") == before {
-            std::thread::yield_now();
-        }
+        eventually("it is refused", || counted(&bench.b, "ring_refused") > before);
     };
     let (read, write) = std::io::pipe().expect("a pipe");
     offer(read.into(), wake.name());
@@ -275,9 +280,7 @@ fn garbage_that_is_offered_is_refused_and_changes_nothing() {
     offer(memory, WakeName([0; 16]));
     let accept = RingCall { lane: 1, lease: LEASES[0], id: 5, wake: wake.name(), word: RingWord::Accept };
     bench.inboxes[1].put(accept);
-    while counted(&bench.b, "ring_refused") < 5 {
-        std::thread::yield_now();
-    }
+    eventually("it is refused", || counted(&bench.b, "ring_refused") >= 5);
     bench.prefer_rings();
     bench.connect();
     talk(&bench.a, &bench.b, true);

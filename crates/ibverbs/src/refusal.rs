@@ -88,12 +88,11 @@ mod tests {
 
     #[test]
     fn a_record_is_one_line_of_three_columns() {
-        let dir = std::env::temp_dir().join(format!("ferroce-refusal-{}", std::process::id()));
-        let _ = std::fs::remove_file(&dir);
-        record(&dir, "ibv_create_qp", &Refusal::invalid("cap.max_send_wr is 0\nand a\ttab"));
-        record(&dir, "ibv_reg_mr", &Refusal::new(libc::EFAULT, "not mapped"));
-        let text = std::fs::read_to_string(&dir).unwrap();
-        std::fs::remove_file(&dir).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("refusals");
+        record(&path, "ibv_create_qp", &Refusal::invalid("cap.max_send_wr is 0\nand a\ttab"));
+        record(&path, "ibv_reg_mr", &Refusal::new(libc::EFAULT, "not mapped"));
+        let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, "ibv_create_qp\t22\tcap.max_send_wr is 0 and a tab\nibv_reg_mr\t14\tnot mapped\n");
     }
 }

@@ -82,13 +82,11 @@ mod tests {
 
     #[test]
     fn ordinary_files_are_read_without_their_line_end() {
-        let directory = std::env::temp_dir().join(format!("ferroce-sysfs-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        std::fs::write(directory.join("file"), "abc\n").unwrap();
-        let text = read(directory.to_str().unwrap(), "file");
-        std::fs::remove_dir_all(&directory).unwrap();
-        assert_eq!(text.unwrap(), "abc");
-        assert_eq!(read(directory.to_str().unwrap(), "file").unwrap_err().errno(), libc::ENOENT);
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("file"), "abc\n").unwrap();
+        let path = directory.path().to_str().unwrap();
+        assert_eq!(read(path, "file").unwrap(), "abc");
+        assert_eq!(read(path, "absent").unwrap_err().errno(), libc::ENOENT);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 
 #define MUST(condition) do { if (!(condition)) { printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno); exit(1); } } while (0)
 
-enum { TIMES = 500, GIVE_UP_S = 20 };
+enum { TIMES = 500, GIVE_UP_S = 60 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

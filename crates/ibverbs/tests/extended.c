@@ -16,7 +16,7 @@
 
 #define MUST(condition) do { if (!(condition)) { printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno); exit(1); } } while (0)
 
-enum { DEPTH = 4, SIZE = 4096, GIVE_UP_MS = 20000 };
+enum { DEPTH = 4, SIZE = 4096, GIVE_UP_MS = 60000 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

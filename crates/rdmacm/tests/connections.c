@@ -99,7 +99,7 @@ static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_
 {
 	struct pollfd polled = { channel->fd, POLLIN, 0 };
 	struct rdma_cm_event *event;
-	CHECK(poll(&polled, 1, 20000) == 1);
+	CHECK(poll(&polled, 1, 60000) == 1);
 	CHECK(rdma_get_cm_event(channel, &event) == 0);
 	if (event->event != type) {
 		printf("%s (%d) instead of %s\n", rdma_event_str(event->event), event->status, rdma_event_str(type));

@@ -15,7 +15,8 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::cm::protocol::{CmReply, CmRequest};
 use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
-use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, start, sys};
+use crate::start::{self, Started};
+use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, sys};
 
 /// How to find the service, and how to start it.
 #[derive(Clone, Debug)]
@@ -40,8 +41,8 @@ impl Default for StartOptions {
             port: ROCE_PORT,
             candidates: Vec::new(),
             program: String::new(),
-            // On a machine with many more runnable threads than cores everything takes seconds.
-            patience: Duration::from_secs(6),
+            // On a machine with many more runnable threads than cores, or with a slow disk, everything takes seconds.
+            patience: Duration::from_secs(30),
         }
     }
 }
@@ -70,12 +71,18 @@ impl Client {
     /// this at once: one service comes of it.
     pub fn connect_or_start(options: &StartOptions) -> Result<Client, ServiceError> {
         /// Enough for a service that ends just now, and for losing the race to start the next one.
-        const STARTS_MAX: usize = 5;
+        const STARTS_MAX: u32 = 10;
+        /// Whoever has the name and does not listen has not been scheduled for a moment. Each time it gets more.
+        const PAUSE: Duration = Duration::from_millis(10);
         let mut starts = 0;
         loop {
             match Connection::open(options) {
                 Ok(connection) => return Ok(Client { connection: Arc::new(connection) }),
-                Err(Refusal::Nobody(_)) if starts < STARTS_MAX => start::start(options)?,
+                Err(Refusal::Nobody(_)) if starts < STARTS_MAX => {
+                    if start::start(options)? == Started::Taken {
+                        std::thread::sleep(starts * PAUSE);
+                    }
+                }
                 Err(Refusal::Nobody(error) | Refusal::Final(error)) => return Err(error),
             }
             starts += 1;

@@ -1,20 +1,10 @@
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicU16, Ordering};
+
+use ferroce_testkit::free_port;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::LANE_SHIFT;
-
-/// A port that nobody uses, below the range from which the kernel gives ports to others.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let block = (std::process::id() % 200) as u16;
-        let port = 10_000 + block * 100 + NEXT.fetch_add(1, Ordering::Relaxed) % 100;
-        if UdpSocket::bind(("::", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 fn packet(lane: u16, tag: u32) -> [u8; 16] {
     let mut bytes = [0xa5; 16];
@@ -24,10 +14,16 @@ fn packet(lane: u16, tag: u32) -> [u8; 16] {
     bytes
 }
 
-/// Takes every datagram of a socket: (lane, tag).
-fn arrived(socket: impl AsFd) -> Vec<(u16, u32)> {
+/// Takes every datagram of a socket, and waits until as many came as shall: (lane, tag).
+fn arrived(socket: impl AsFd, expected: usize) -> Vec<(u16, u32)> {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
     let mut buffer = [0; 64];
+    let mut left = expected;
     std::iter::from_fn(|| {
+        if left > 0 {
+            assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit)), Ok(1), "{left} did not come");
+            left -= 1;
+        }
         let (len, _) = rustix::net::recv(&socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT).ok()?;
         assert_eq!(len, 16);
         let qpn = u32::from_be_bytes([0, buffer[5], buffer[6], buffer[7]]);
@@ -84,9 +80,9 @@ fn check(group: &Group, sender: &mut Sender, leases: &[Leased], unleased: &[u16]
     let expected: Vec<_> = leases.iter().map(|leased| sender.send(leased.lane)).collect();
     let strays: Vec<_> = unleased.iter().flat_map(|lane| sender.send(*lane)).collect();
     for (leased, expected) in leases.iter().zip(expected) {
-        assert_eq!(arrived(&leased.socket), expected, "lane {}", leased.lane);
+        assert_eq!(arrived(&leased.socket, expected.len()), expected, "lane {}", leased.lane);
     }
-    assert_eq!(arrived(group.own_socket()), strays);
+    assert_eq!(arrived(group.own_socket(), strays.len()), strays);
 }
 
 #[test]
@@ -192,6 +188,7 @@ fn a_port_in_use_is_refused_with_its_holder() {
 
 #[test]
 fn every_lane_can_be_leased() {
+    crate::server::raise_descriptor_limit();
     let port = free_port();
     let mut group = Group::open(port, Arc::default()).unwrap();
     let mut sender = Sender::new(port);

@@ -101,25 +101,3 @@ fn serve(socket: &OwnedFd, held: &mut Held) -> Result<(), String> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    #[test]
-    fn a_service_that_talks_nonsense_and_waits_is_replaced() {
-        let started = Cell::new(0);
-        let worker = || {
-            started.set(started.get() + 1);
-            let mut command = Command::new("sh");
-            // The socket to the keeper is standard input.
-            command.args(["-c", if started.get() == 1 { "printf nonsense >&0; sleep 5" } else { "" }]);
-            command
-        };
-        let name = format!("ferroce-test-keeper-{}", std::process::id());
-        run(&name, &worker, || ()).expect("the second one ends in order");
-        assert_eq!(started.get(), 2, "the first one was left to wait");
-    }
-}

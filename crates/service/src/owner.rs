@@ -108,12 +108,15 @@ fn holds(descriptors: &Path, targets: &HashSet<String>) -> bool {
 mod tests {
     use std::net::UdpSocket;
 
+    use ferroce_testkit::free_port;
+
     use super::*;
 
     #[test]
     fn finds_this_process_as_the_holder_of_its_port() {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let port = socket.local_addr().unwrap().port();
+        // Not one that the kernel chooses: it may give the same to a socket at another address.
+        let port = free_port();
+        let socket = UdpSocket::bind(("127.0.0.1", port)).unwrap();
         let found = sockets_of_port(port).unwrap();
         assert_eq!(found.len(), 1);
         let text = describe(&found);
@@ -124,8 +127,8 @@ mod tests {
 
     #[test]
     fn both_sources_say_the_same() {
-        let socket = UdpSocket::bind("[::1]:0").unwrap();
-        let port = socket.local_addr().unwrap().port();
+        let port = free_port();
+        let _socket = UdpSocket::bind(("::1", port)).unwrap();
         let netlink = from_netlink(port).unwrap();
         assert_eq!(netlink.len(), 1);
         assert_eq!(netlink[0].uid, rustix::process::getuid().as_raw());

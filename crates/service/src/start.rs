@@ -34,8 +34,17 @@ const ENVIRONMENT: [&str; 9] =
 /// The same, by prefix.
 const ENVIRONMENT_PREFIX: &str = "FERROCE_";
 
-/// Starts `ferroced` and waits until it accepts, or another one does.
-pub(crate) fn start(options: &StartOptions) -> Result<(), ServiceError> {
+/// What came of starting a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Started {
+    /// It listens.
+    Ready,
+    /// Another one has the name. It listens, or is about to, or is just ending.
+    Taken,
+}
+
+/// Starts `ferroced` and waits until it accepts, or finds that another one has the name.
+pub(crate) fn start(options: &StartOptions) -> Result<Started, ServiceError> {
     let path = find(std::env::var_os(SERVICE_VARIABLE), &options.candidates)?;
     log::debug!("starting {}", path.display());
     let failed = |what: &str, errno| ServiceError::system(format!("cannot start {}: {what}", path.display()), errno);
@@ -123,7 +132,7 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<CSt
 }
 
 /// The service says `ready`, or why it is not.
-fn wait_until_ready(ready: &OwnedFd, patience: Duration, path: &Path) -> Result<(), ServiceError> {
+fn wait_until_ready(ready: &OwnedFd, patience: Duration, path: &Path) -> Result<Started, ServiceError> {
     const TEXT_MAX: usize = 4096;
     let deadline = Instant::now() + patience;
     let mut said = Vec::new();
@@ -144,8 +153,10 @@ fn wait_until_ready(ready: &OwnedFd, patience: Duration, path: &Path) -> Result<
         let len = rustix::io::retry_on_intr(|| rustix::io::read(ready, &mut part[..]))
             .map_err(|errno| ServiceError::system("cannot wait for the service", errno))?;
         said.extend_from_slice(&part[..len]);
-        if said == READY.as_bytes() || said == TAKEN.as_bytes() {
-            return Ok(());
+        for (word, started) in [(READY, Started::Ready), (TAKEN, Started::Taken)] {
+            if said == word.as_bytes() {
+                return Ok(started);
+            }
         }
         if len == 0 || said.len() > TEXT_MAX {
             let said = String::from_utf8_lossy(&said);

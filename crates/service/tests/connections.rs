@@ -1,14 +1,14 @@
 //! Connections between programs through the service, over real sockets on loopback.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use ferroce_service::LANE_SHIFT;
 use ferroce_service::client::{Client, LaneLease, StartOptions};
 use ferroce_service::cm::client::EventChannel;
 use ferroce_service::cm::protocol::{CmEvent, CmRequest, Detail, Ece, Param, Path};
 use ferroce_service::server::{Hosted, ServerOptions, Service};
+use ferroce_testkit::{free_name, free_port};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -25,14 +25,7 @@ const DISCONNECTED: u32 = 10;
 
 /// A service with a name and a port of its own.
 fn host() -> (Hosted, StartOptions) {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let options = loop {
-        let block = (std::process::id() % 100) as u16;
-        let port = 9_500 + block * 20 + NEXT.fetch_add(1, Ordering::Relaxed) % 20;
-        if UdpSocket::bind(("::", port)).is_ok() {
-            break ServerOptions { name: format!("ferroce-test-cm-{port}"), port, idle: None };
-        }
-    };
+    let options = ServerOptions { name: free_name(), port: free_port(), idle: None };
     let client = StartOptions {
         name: options.name.clone(),
         port: options.port,
@@ -237,11 +230,11 @@ fn a_channel_is_closed() {
     let kept = program.client.cm_create_id(&other, TCP, false).unwrap();
     program.channel = EventChannel::open(&program.client).unwrap();
     // The service sees the end of the channel before the request, or shortly after.
-    let taken = (0..1_000).find(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        program.client.cm_bind(kept, addr, false, false).is_ok()
-    });
-    assert!(taken.is_some(), "the port of the closed channel's listener is not free");
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while program.client.cm_bind(kept, addr, false, false).is_err() {
+        assert!(Instant::now() < give_up, "the port of the closed channel's listener is not free");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     program.client.cm(CmRequest::Listen { id: kept, backlog: 1 }).unwrap();
     // Its events move to a channel that is read.
     program.client.cm(CmRequest::Migrate { id: kept, channel: program.channel.number() }).unwrap();

@@ -9,12 +9,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ferroce_service::client::{Client, LaneLease, Relayed, StartOptions};
 use ferroce_service::devices::{self, ListOptions};
 use ferroce_service::protocol::Status;
+use ferroce_testkit::{free_name, free_port};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 type Test = fn(&Scene);
 
@@ -55,11 +57,11 @@ fn main() -> ExitCode {
 
 fn run_tests(filter: Option<&String>) -> ExitCode {
     let mut failed = 0;
-    for (number, (name, test)) in (0u16..).zip(TESTS) {
+    for (name, test) in TESTS {
         if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
             continue;
         }
-        let scene = Scene::new(number);
+        let scene = Scene::new();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&scene)));
         println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
         failed += u8::from(outcome.is_err());
@@ -73,12 +75,11 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(number: u16) -> Scene {
-        let port = 2_000 + (std::process::id() % 100) as u16 * 20 + number;
+    fn new() -> Scene {
         Scene {
             options: StartOptions {
-                name: format!("ferroce-test-{port}"),
-                port,
+                name: free_name(),
+                port: free_port(),
                 candidates: vec![PathBuf::from(env!("CARGO_BIN_EXE_ferroced"))],
                 program: "observer".into(),
                 // A busy machine is not a fault.
@@ -89,6 +90,15 @@ impl Scene {
 
     fn connect_or_start(&self) -> Client {
         Client::connect_or_start(&self.options).unwrap()
+    }
+
+    /// Ends both processes, and waits until others can have the name: what a process held goes a little after itself.
+    fn kill_service(&self, status: &Status) {
+        kill(status.keeper);
+        kill(status.pid);
+        eventually("the name is free", || {
+            Client::connect(&self.options).is_err_and(|error| error.errno() == libc::ECONNREFUSED)
+        });
     }
 
     fn helper(&self, role: &str) -> Helper {
@@ -105,9 +115,11 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Nobody listens: it has ended already.
-        if let Ok(status) = Client::connect(&self.options).and_then(|client| client.status()) {
-            kill_service(&status);
+        // Nobody listens: it has ended already. The client keeps it from ending by itself while it is killed.
+        if let Ok(client) = Client::connect(&self.options)
+            && let Ok(status) = client.status()
+        {
+            self.kill_service(&status);
         }
     }
 }
@@ -151,11 +163,6 @@ fn kill(pid: u32) {
     eventually("the killed process is gone", || fs::read_link(format!("/proc/{}/cwd", pid.as_raw_nonzero())).is_err());
 }
 
-fn kill_service(status: &Status) {
-    kill(status.keeper);
-    kill(status.pid);
-}
-
 /// Waits for something that must happen; the limit is there to end a test that fails.
 fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(60);
@@ -195,6 +202,7 @@ fn role(arguments: &[String]) {
         "fork" => role_fork(&options),
         "start" => role_start(&options),
         "refused" => role_refused(&options),
+        "ask" => role_ask(&options),
         "namespace" => role_namespace(),
         other => panic!("no role {other}"),
     }
@@ -291,6 +299,13 @@ fn role_refused(options: &StartOptions) {
     say(answer.map_or_else(|error| format!("{} {error}", error.errno()), |_| "leased".into()));
 }
 
+/// Says the service's pid, and stays connected.
+fn role_ask(options: &StartOptions) {
+    let client = Client::connect(options).unwrap();
+    say(client.status().unwrap().pid);
+    wait_for_end_of_input();
+}
+
 /// In a new namespace: nothing is there until loopback is up; then there is a device, and port 4791 is free.
 fn role_namespace() {
     let error = devices::list(ListOptions::default()).unwrap_err();
@@ -303,9 +318,10 @@ fn role_namespace() {
     let devices = devices::list(ListOptions::default()).unwrap();
     assert_eq!(devices.len(), 1);
     assert!(devices[0].loopback);
-    let service =
-        ferroce_service::server::Service::spawn_in_process(ferroce_service::server::ServerOptions::default()).unwrap();
-    Client::connect(&StartOptions::default()).unwrap().lease_lane().unwrap();
+    let options = ferroce_service::server::ServerOptions { idle: None, ..Default::default() };
+    let service = ferroce_service::server::Service::spawn_in_process(options).unwrap();
+    let options = StartOptions { patience: Duration::from_secs(60), ..StartOptions::default() };
+    Client::connect(&options).unwrap().lease_lane().unwrap();
     drop(service);
     say("done");
 }
@@ -331,6 +347,8 @@ fn the_service_is_detached_from_the_program_that_starts_it(scene: &Scene) {
     command.env("LD_BIND_NOW", "1").env("FERROCE_TEST_VARIABLE", "kept");
     let mut helper = Helper::spawn(command);
     let pid = helper.line();
+    // It lives as long as it is looked at.
+    let _client = Client::connect(&scene.options).unwrap();
     // The output of the program ends with the program, although the service lives.
     helper.end();
     let proc = PathBuf::from(format!("/proc/{pid}"));
@@ -418,7 +436,7 @@ fn a_killed_service_is_replaced_when_its_lanes_are_gone(scene: &Scene) {
     let client = scene.connect_or_start();
     let lease = client.lease_lane().unwrap();
     let first = client.status().unwrap();
-    kill_service(&first);
+    scene.kill_service(&first);
     assert_eq!(client.lease_lane().unwrap_err().errno(), libc::ECONNRESET);
     let second = scene.connect_or_start();
     assert_ne!(second.status().unwrap().pid, first.pid);
@@ -457,10 +475,13 @@ impl Traffic {
         self.sent += 1;
     }
 
-    /// Everything that was sent has arrived, in order, and nothing else.
+    /// Everything that was sent arrives, in order, and nothing else.
     fn check(&mut self) {
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
         let mut buffer = [0; 64];
         for tag in 0..self.sent {
+            let came = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit));
+            assert_eq!(came, Ok(1), "packet {tag} of {} did not come", self.sent);
             let got = rustix::net::recv(&self.socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT);
             assert_eq!(got, Ok((16, 16)), "packet {tag} of {}", self.sent);
             assert_eq!(buffer[..16], packet(self.lease.lane(), tag));
@@ -576,29 +597,39 @@ fn connections_outlive_a_crash_of_the_service(scene: &Scene) {
     assert_eq!(clients[0].status().unwrap().restarts, 1);
 }
 
+/// Tells others to stop when it is dropped.
+struct Stopper<'a>(&'a AtomicBool);
+
+impl Drop for Stopper<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn crashes_in_the_midst_of_changes_lose_nothing(scene: &Scene) {
     const CRASHES: u32 = 8;
     let port = scene.options.port;
     let client = scene.connect_or_start();
     let stop = AtomicBool::new(false);
+    let rounds = AtomicU32::new(0);
     let from = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut steady: Vec<Traffic> = (0..3).map(|_| Traffic::new(client.lease_lane().unwrap())).collect();
-    let rounds = std::thread::scope(|scope| {
-        let storm = |_| {
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
             scope.spawn(|| {
                 let own = scene.connect_or_start();
-                let mut rounds = 0;
                 while !stop.load(Ordering::Relaxed) {
                     let lease = own.lease_lane().unwrap();
                     let second = Traffic::new(own.lease_lane().unwrap());
                     drop(lease);
                     second.release();
-                    rounds += 1;
+                    rounds.fetch_add(1, Ordering::Relaxed);
                 }
-                rounds
-            })
-        };
-        let storms: Vec<_> = (0..3).map(storm).collect();
+            });
+        }
+        // Also when a step below fails: the scope waits for the storms.
+        let _stopper = Stopper(&stop);
+        eventually("the storm has begun", || rounds.load(Ordering::Relaxed) > 0);
         for crash in 0..CRASHES {
             let status = wait_for(&client, "it is back", |status| status.restarts == crash);
             // At some point of whatever it does.
@@ -606,10 +637,9 @@ fn crashes_in_the_midst_of_changes_lose_nothing(scene: &Scene) {
             kill(status.pid);
             steady.iter_mut().for_each(|traffic| traffic.send(&from, port));
         }
-        stop.store(true, Ordering::Relaxed);
-        storms.into_iter().map(|storm| storm.join().unwrap()).sum::<u32>()
+        let before = rounds.load(Ordering::Relaxed);
+        eventually("the storm goes on", || rounds.load(Ordering::Relaxed) > before);
     });
-    assert!(rounds > 0);
     steady.iter_mut().for_each(Traffic::check);
     let status = wait_for(&client, "the storm is over", |status| {
         status.clients.len() == 1 && lanes(status) == 3 && status.lingering == 0
@@ -639,7 +669,7 @@ fn an_idle_service_ends_and_is_started_again(scene: &Scene) {
 }
 
 fn what_cannot_be_started_is_explained(scene: &Scene) {
-    let not_a_program = std::env::temp_dir().join(format!("ferroce-test-{}", std::process::id()));
+    let not_a_program = std::env::temp_dir().join(&scene.options.name);
     fs::write(&not_a_program, "not a program").unwrap();
     fs::set_permissions(&not_a_program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let options = StartOptions { candidates: vec![not_a_program.clone()], ..scene.options.clone() };
@@ -664,17 +694,19 @@ fn other_users_are_refused_with_a_remedy(scene: &Scene) {
     let reachable = Reachable::new(scene);
     // Root's service, nobody's program.
     let client = scene.connect_or_start();
-    let mut command = scene.helper_command("refused");
     let program = reachable.copy(&std::env::current_exe().unwrap());
-    let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
-    command = Command::new(program);
-    command.args(arguments).uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut helper = Helper::spawn(command);
+    let nobodys_helper = |role| {
+        let mut command = Command::new(&program);
+        command.args(scene.helper_command(role).get_args());
+        command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Helper::spawn(command)
+    };
+    let mut helper = nobodys_helper("refused");
     let answer = helper.line();
     assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
     assert!(answer.contains("belongs to uid 0, this program to uid 65534"), "{answer}");
     helper.end();
-    kill_service(&client.status().unwrap());
+    scene.kill_service(&client.status().unwrap());
 
     // Nobody's service, root's program.
     let service = reachable.copy(&scene.options.candidates[0]);
@@ -688,8 +720,12 @@ fn other_users_are_refused_with_a_remedy(scene: &Scene) {
     let error = Client::connect_or_start(&scene.options).unwrap_err();
     assert_eq!(error.errno(), libc::EACCES);
     assert!(error.to_string().contains("belongs to uid 65534, this program to uid 0"), "{error}");
-    // It is nobody's to ask for its processes: its keeper is the child, and without both nobody listens.
+    // It is nobody's to ask for the service's process. Its keeper is our child.
+    let mut helper = nobodys_helper("ask");
+    let service = helper.line().parse().unwrap();
     nobodys.kill();
+    kill(service);
+    helper.end();
 }
 
 /// A directory that every user can enter.

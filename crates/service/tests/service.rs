@@ -2,38 +2,38 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use ferroce_service::client::{Client, LaneLease, Relayed, StartOptions};
 use ferroce_service::protocol::{Counters, RingCall, RingStep, Status};
-use ferroce_service::server::{Hosted, LANES_PER_CLIENT_MAX, ServerOptions, Service};
+use ferroce_service::server::{Hosted, LANES_PER_CLIENT_MAX, ServerOptions, Service, raise_descriptor_limit};
+use ferroce_testkit::{free_name, free_port};
 use ferroce_wire::NetHeader;
 use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A name and a port for one test, below the range from which the kernel gives ports to others.
+/// A name and a port for one test.
 fn server_options() -> ServerOptions {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let block = (std::process::id() % 100) as u16;
-        let port = 5_000 + block * 40 + NEXT.fetch_add(1, Ordering::Relaxed) % 40;
-        if UdpSocket::bind(("::", port)).is_ok() {
-            return ServerOptions { name: format!("ferroce-test-{port}"), port, idle: None };
-        }
+    // Some tests have many clients and lanes, and all tests may run at once.
+    raise_descriptor_limit();
+    ServerOptions { name: free_name(), port: free_port(), idle: None }
+}
+
+fn client_options(service: &ServerOptions) -> StartOptions {
+    StartOptions {
+        name: service.name.clone(),
+        port: service.port,
+        program: "test".into(),
+        // A busy machine is not a fault.
+        patience: Duration::from_secs(60),
+        ..StartOptions::default()
     }
 }
 
 fn host() -> (Hosted, StartOptions) {
     let options = server_options();
-    let client = StartOptions {
-        name: options.name.clone(),
-        port: options.port,
-        program: "test".into(),
-        // A busy machine is not a fault.
-        patience: Duration::from_secs(60),
-        ..StartOptions::default()
-    };
+    let client = client_options(&options);
     (Service::spawn_in_process(options).unwrap(), client)
 }
 
@@ -71,7 +71,10 @@ fn sealed(packet: &[u8], src: SocketAddr, dst: IpAddr) -> Vec<u8> {
     [packet, &icrc.to_le_bytes()].concat()
 }
 
+/// Tags of all packets that came; waits for the first one.
 fn received(socket: &OwnedFd) -> Vec<u8> {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)), Ok(1), "nothing came");
     let mut buffer = [0; 64];
     std::iter::from_fn(|| {
         let (len, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).ok()?;
@@ -337,10 +340,13 @@ fn strays_are_counted_with_a_reason() {
 #[test]
 fn an_idle_service_ends_and_a_used_one_does_not() {
     let options = ServerOptions { idle: Some(Duration::from_millis(50)), ..server_options() };
-    let service = Service::bind(options.clone()).unwrap();
+    let client = client_options(&options);
+    let service = Service::bind(options).unwrap();
+    // There before it runs: it must not end while nobody has had the time to connect.
+    let first = Raw::new(&client);
     let thread = std::thread::spawn(move || service.run());
-    let client = StartOptions { name: options.name.clone(), ..StartOptions::default() };
-    let lease = Client::connect(&client).unwrap().lease_lane().unwrap();
+    let lease = connect(&client).lease_lane().unwrap();
+    drop(first);
     std::thread::sleep(Duration::from_millis(200));
     assert!(!thread.is_finished());
     lease.release().unwrap();

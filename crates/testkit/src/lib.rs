@@ -1,16 +1,19 @@
 #![forbid(unsafe_code)]
-//! Readers for recorded packets and dialogues, and what builds parts of the workspace; for tests only, and below every other crate.
+//! Readers for recorded packets and dialogues, what builds parts of the workspace, and names and ports that nobody else has; for tests
+//! only, and below every other crate.
 //!
 //! The recordings lie in `tests/vectors` of the repository, see the README there. [`Recording::all`] reads them.
 
 mod build;
 mod frame;
+mod free;
 mod pcap;
 mod recording;
 mod script;
 
 pub use build::*;
 pub use frame::*;
+pub use free::*;
 pub use pcap::*;
 pub use recording::*;
 pub use script::*;

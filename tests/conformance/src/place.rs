@@ -36,8 +36,8 @@ const GUEST_PORT: u16 = 4900;
 const GUEST_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// Longest wait for what must come. Ferroce's machine may be busy; the guest is emulated besides.
-const FERROCE_PATIENCE: Duration = Duration::from_secs(10);
-const GUEST_PATIENCE: Duration = Duration::from_secs(15);
+const FERROCE_PATIENCE: Duration = Duration::from_secs(30);
+const GUEST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// An installation of Ferroce: `lib/libibverbs.so.1` and `bin/ferroced`.
 #[derive(Clone, Debug)]

@@ -189,7 +189,7 @@ impl Peer {
     ///
     /// # Errors
     /// It does not start, or says something else than it should.
-    pub fn connect(end: &End, options: &ConnectOptions) -> Result<(Peer, Card)> {
+    pub fn connect(end: &End) -> Result<(Peer, Card)> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(PEER_COMMAND)
             .stdin(Stdio::piped())
@@ -200,7 +200,8 @@ impl Peer {
         let mut peer = Peer { stdin: child.stdin.take(), says, child };
         tell(peer.stdin.as_mut().expect("stdin is a pipe"), &end.card()?)?;
         let card: Card = hear(&mut peer.says)?;
-        end.connect(&card, options)?;
+        // Packets are lost for want of room in the receive buffer, and the peer has to share the machine.
+        end.connect(&card, &ConnectOptions { timeout: 20, ..ConnectOptions::default() })?;
         Ok((peer, card))
     }
 }
@@ -256,9 +257,7 @@ pub(crate) fn hear<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> Resul
 /// Honest traffic failed.
 pub fn with_peer(context: &Arc<Context>, stop: &AtomicBool) -> Result<u64> {
     let end = End::new(context, 0x00ff_fff0)?;
-    // Packets are lost for want of room in the receive buffer; giving up is for when the attack is over.
-    let options = ConnectOptions { timeout: 20, retry_cnt: 7, ..ConnectOptions::default() };
-    let (_peer, card) = Peer::connect(&end, &options)?;
+    let (_peer, card) = Peer::connect(&end)?;
     let mut source = Seed::new(8);
     let mut rounds = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -194,9 +194,17 @@ mod tests {
 
     #[test]
     fn programs_that_hang_are_ended_with_their_children() {
-        let (status, out, _) = ran(&["/bin/sh", "-c", "echo begun; sleep 1000; true"], Duration::from_millis(300));
-        assert_eq!(status, Signal::KILL.as_raw());
-        assert_eq!(out, "begun\n");
+        // On a busy machine it may be ended before it has begun: then it gets more time.
+        let mut limit = Duration::from_millis(300);
+        loop {
+            let (status, out, _) = ran(&["/bin/sh", "-c", "echo begun; sleep 1000; true"], limit);
+            assert_eq!(status, Signal::KILL.as_raw());
+            if out == "begun\n" {
+                break;
+            }
+            assert!(out.is_empty() && limit < Duration::from_secs(60), "{out:?}");
+            limit *= 2;
+        }
     }
 
     #[test]
@@ -206,7 +214,7 @@ mod tests {
         assert!(listening(port));
         drop(listener);
         // Another test's child may hold a copy until it executes its program.
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(60);
         while listening(port) {
             assert!(Instant::now() < end, "it is closed");
             thread::sleep(Duration::from_millis(10));

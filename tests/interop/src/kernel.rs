@@ -48,17 +48,19 @@ impl Kernel {
         if let Some(kernel) = SERIES.iter().find_map(|series| Kernel::cached(cache, series)) {
             return Ok(kernel);
         }
-        let package = match newest_package()? {
+        // Package lists are empty in fresh containers, and in others they may name what the mirror does not have any more.
+        let known = newest_package()?.filter(|package| download(package, cache).is_ok());
+        let package = match known {
             Some(package) => package,
             None => {
-                // Package lists are empty or old in fresh containers.
                 apt("apt-get", &["update", "--quiet=2", RETRIES], Path::new("/"))?;
-                newest_package()?.ok_or_else(|| {
+                let package = newest_package()?.ok_or_else(|| {
                     anyhow!("no kernel package linux-image-6.12* or 6.1* is known to apt: it needs Debian's lists (apt-get update)")
-                })?
+                })?;
+                download(&package, cache)?;
+                package
             }
         };
-        download(&package, cache)?;
         let series = SERIES.iter().find_map(|series| Kernel::cached(cache, series));
         series.ok_or_else(|| anyhow!("the package {package} holds no kernel"))
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +13,8 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::failure::Failure;
 
-/// What the names of our namespaces start with; the process id of the harness and a number follow.
+/// What the names of our namespaces start with; the harness's PID namespace, its process id in there, and a number follow. The names are
+/// seen from all PID namespaces of the machine.
 const PREFIX: &str = "ferroce-test";
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -32,7 +34,8 @@ impl Namespace {
                                      test run as an ordinary user all the same)",
             ));
         }
-        let name = format!("{PREFIX}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}-{}-{}-{number}", pid_namespace(), std::process::id());
         run(Command::new("ip").args(["netns", "add", &name]))?;
         let namespace = Namespace { name };
         for what in ["all", "default"] {
@@ -121,18 +124,29 @@ pub fn join(left: &Namespace, right: &Namespace) -> Result<(), Failure> {
     left.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", &right.name]).map(|_| ())
 }
 
-/// Removes the namespaces of harnesses that were ended by kill -9.
+/// The number of this process's PID namespace; 0: it is not told.
+fn pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
+/// Removes the namespaces of harnesses that were ended by kill -9. Whether one of another PID namespace lives cannot be told from here.
 pub fn remove_leftovers() {
     let Ok(entries) = fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-        let owner = rest.trim_start_matches('-').split('-').next().and_then(|word| word.parse().ok());
-        let alive = owner.and_then(Pid::from_raw).is_some_and(|pid| test_kill_process(pid).is_ok());
-        if !alive {
+        if owner(&name, pid_namespace()).is_some_and(|pid| test_kill_process(pid).is_err()) {
             drop(Namespace { name });
         }
     }
+}
+
+/// The harness of our PID namespace that made the network namespace of this name.
+fn owner(name: &str, pid_namespace: u64) -> Option<Pid> {
+    let mut words = name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-');
+    let theirs: u64 = words.next()?.parse().ok()?;
+    let pid = words.next()?.parse().ok()?;
+    words.next()?;
+    Pid::from_raw(pid).filter(|_| theirs == pid_namespace)
 }
 
 /// True if the namespace is known to `ip netns`.
@@ -161,6 +175,15 @@ fn run(command: &mut Command) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_namespaces_of_harnesses_that_can_be_seen_are_left_over() {
+        assert_eq!(owner("ferroce-test-4026531836-77-0", 4_026_531_836), Pid::from_raw(77));
+        for name in ["ferroce-test-4026532000-77-0", "ferroce-test-77-0", "ferroce-test-x-77-0", "ferroce-test", "lead"]
+        {
+            assert_eq!(owner(name, 4_026_531_836), None, "{name}");
+        }
+    }
 
     #[test]
     fn namespaces_are_joined_and_removed_or_root_is_asked_for() {

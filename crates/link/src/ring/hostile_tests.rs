@@ -55,7 +55,7 @@ fn only_sealed_memory_of_the_right_size_and_version_is_taken() {
 }
 
 fn tempfile_of(size: u64, content: &[u8]) -> File {
-    let path = std::env::temp_dir().join(format!("ferroce-ring-test-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("ferroce-ring-test-{:016x}", rand::random::<u64>()));
     let options = File::options().read(true).write(true).create_new(true).open(&path);
     let file = options.expect("a temporary file");
     std::fs::remove_file(&path).expect("its name goes");

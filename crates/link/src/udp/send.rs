@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn refused_batches_go_out_as_single_packets() {
         let rx = UdpSocket::bind("127.0.0.1:0").unwrap();
-        rx.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        rx.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let localhost = IpAddr::from([127, 0, 0, 1]);
         let path = PathAddr { src: localhost, dst: localhost, ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 };
         let options = UdpOptions { port: rx.local_addr().unwrap().port(), ..Default::default() };

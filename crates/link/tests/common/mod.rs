@@ -160,22 +160,31 @@ pub fn path(src: IpAddr, dst: IpAddr) -> PathAddr {
 /// Receives until so many packets are there; panics if they do not come.
 pub fn receive(link: &mut impl Link, packets: usize) -> Vec<Got> {
     let mut got = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + LIMIT;
     while got.len() < packets {
         let read = link.recv(64, &mut |net, headers, payload| {
             got.push(Got { net: *net, headers: *headers, payload: payload.to_vec() });
         });
         if read == 0 {
             assert!(Instant::now() < deadline, "{} of {packets} packets came: {:?}", got.len(), link.stats());
-            wait(link);
+            std::thread::sleep(PAUSE);
         }
     }
     got
 }
 
-fn wait(_link: &impl Link) {
-    std::thread::sleep(Duration::from_micros(200));
+/// Waits for something that must happen.
+pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !happened() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(PAUSE);
+    }
 }
+
+/// Ends a test that fails.
+const LIMIT: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// Checks that packets are exactly a train's: opcodes, PSNs, headers, payload.
 pub fn assert_is_train(got: &[Got], train: &Train, data: &[u8]) {
