@@ -92,7 +92,7 @@ pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
 }
 
 /// Attempts at a line that failed for a reason that says nothing of it.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 6;
 
 /// Why a failure says nothing of the line, if so.
 fn excuse(trouble: &Trouble) -> Option<&'static str> {

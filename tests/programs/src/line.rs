@@ -29,7 +29,7 @@ const PERFTEST_REMARKS: &[&str] = &[
 /// perftest holds the processor's clock against the time of day before it reports, and reports nothing if others disturbed it there.
 const CLOCK_DISTURBED: &str = "Correlation coefficient r^2";
 /// How often a line is run whose perftest could not tell the time.
-const CLOCK_ATTEMPTS: usize = 4;
+const CLOCK_ATTEMPTS: usize = 10;
 
 /// Runs a line in its place, which was made before.
 pub fn run(line: &Line, wire: &Wire, launcher: &Launcher) -> Result<(), Failure> {
