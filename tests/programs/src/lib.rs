@@ -7,6 +7,7 @@
 //! What is run is data: [`table`] has the places, the programs with their options, and the smoke set; [`scenario`] has
 //! what needs a procedure of its own. `known.toml` lists what is known to fail.
 
+pub mod chroot;
 pub mod compile;
 pub mod connection;
 pub mod failure;
