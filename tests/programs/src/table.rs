@@ -306,7 +306,8 @@ pub static ROWS: &[Row] = &[
 /// Where programs of Debian 13 run.
 pub static TRIXIE_PLACES: &[&str] = &["host-v4", "loop-v4", "veth1500-v4"];
 
-/// What programs of Debian 13 run besides the rows of perftest over RC: what only they can do, and what looks first.
+/// What Debian 13's programs run besides the rows of perftest over RC: its ibverbs-utils, and options that only its
+/// perftest has.
 pub static TRIXIE_ROWS: &[Row] = &[
     list("ibv_devinfo", "-v"),
     pingpong("ibv_rc_pingpong", "-g {gid}"),
