@@ -44,7 +44,7 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Build, and run stock programs in all places (as root; long). Arguments choose lines.
     Matrix {
-        /// What `program-tests run` takes: parts of lines' names, --rounds N, --fail-fast ...
+        /// What `program-tests run` takes: parts of lines' names, --rounds N, --fail-fast, --trixie (Debian 13's perftest too) ...
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

@@ -24,6 +24,8 @@ pub(crate) fn matrix(root: &Path, arguments: &[String]) -> Result<()> {
 fn harness(root: &Path, install: &Path) -> Command {
     let mut command = cargo(root, &["run", "--release", "--locked", "--quiet", "--package", "program-tests", "--"]);
     command.env("FERROCE_INSTALL", install);
+    // Kept between runs: Debian 13, where --trixie asks for it.
+    command.env("FERROCE_TRIXIE", install.with_file_name("trixie"));
     command
 }
 

@@ -5,16 +5,18 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
+use crate::chroot::{self, Chroot};
 use crate::failure::Failure;
 
 /// Locked memory that a program may have, in bytes: what `ulimit -l 64` gives.
 const MEMLOCK: u32 = 64 * 1024;
 /// Where programs are looked for.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What makes a program use Ferroce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -36,13 +38,24 @@ pub enum Identity {
     Root,
 }
 
+/// Whose programs run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// Those of the machine.
+    Own,
+    /// Debian 13's, in a chroot.
+    Trixie,
+}
+
 /// Starts programs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Launcher {
     via: Via,
     uid: u32,
     root: bool,
-    dir: TempDir,
+    dir: Arc<TempDir>,
+    trixie: Option<Arc<Chroot>>,
+    system: System,
 }
 
 impl Launcher {
@@ -70,7 +83,29 @@ impl Launcher {
                 .and_then(|()| open_to_all(&path, mode))
                 .map_err(|e| io(&format!("cannot make {}", path.display()), e))?;
         }
-        Ok(Launcher { via, uid, root: rustix::process::geteuid().is_root(), dir })
+        let root = rustix::process::geteuid().is_root();
+        Ok(Launcher { via, uid, root, dir: Arc::new(dir), trixie: None, system: System::Own })
+    }
+
+    /// The same, and it knows where Debian 13 is.
+    pub fn with_trixie(self, chroot: Chroot) -> Launcher {
+        Launcher { trixie: Some(Arc::new(chroot)), ..self }
+    }
+
+    /// One that starts programs of `system`, with the same installation and folders.
+    pub fn on(&self, system: System) -> Result<Launcher, Failure> {
+        if system == System::Trixie && self.trixie.is_none() {
+            return Err(Failure::new("Debian 13's programs need its chroot: give --trixie"));
+        }
+        Ok(Launcher { system, ..self.clone() })
+    }
+
+    /// Where programs run if not in the machine's own system.
+    fn chroot(&self) -> Option<&Chroot> {
+        match self.system {
+            System::Own => None,
+            System::Trixie => self.trixie.as_deref(),
+        }
     }
 
     /// Folder of the programs that the harness compiles.
@@ -99,9 +134,17 @@ impl Launcher {
         self.via
     }
 
+    /// The launcher's folder as programs see it.
+    fn seen(&self) -> &Path {
+        match self.system {
+            System::Own => self.dir.path(),
+            System::Trixie => Path::new(chroot::INSTALLATION),
+        }
+    }
+
     /// The `ferroce` command of the copied installation.
     pub fn ferroce(&self) -> PathBuf {
-        self.dir.path().join("bin/ferroce")
+        self.seen().join("bin/ferroce")
     }
 
     /// A command that runs `program` on Ferroce in the network namespace `netns` (`None`: the harness's own), with no
@@ -118,9 +161,9 @@ impl Launcher {
         match self.via {
             Via::Run => words.extend([self.ferroce().into(), "run".into(), "--".into()]),
             Via::Environment => {
-                let lib = self.dir.path().join("lib");
+                let lib = self.seen().join("lib");
                 let set = [
-                    ("FERROCE_SERVICE", self.dir.path().join("bin/ferroced")),
+                    ("FERROCE_SERVICE", self.seen().join("bin/ferroced")),
                     ("LD_PRELOAD", lib.join("libibverbs.so.1")),
                     ("LD_LIBRARY_PATH", lib),
                 ];
@@ -155,7 +198,7 @@ impl Launcher {
         command
     }
 
-    /// Programs that enter the namespace and drop privileges, each of which executes the next in its own place.
+    /// Programs that enter namespace and chroot and drop privileges, each of which executes the next in its own place.
     fn wrapper(&self, netns: Option<&str>, identity: Identity) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
         if let Some(netns) = netns {
@@ -163,6 +206,9 @@ impl Launcher {
         }
         words.extend(["prlimit".into(), format!("--memlock={MEMLOCK}:{MEMLOCK}").into(), "--core=0".into()]);
         words.push("--".into());
+        if let Some(chroot) = self.chroot() {
+            words.extend(chroot.enter(self.dir.path()));
+        }
         if self.root && identity == Identity::Ordinary {
             words.push("setpriv".into());
             words.extend([format!("--reuid={}", self.uid).into(), format!("--regid={}", self.uid).into()]);
@@ -242,6 +288,43 @@ mod tests {
         for part in ["FERROCE_SERVICE=/", "/bin/ferroced ", "LD_PRELOAD=/", "/lib/libibverbs.so.1 ", " ibv_devices"] {
             assert!(words.contains(part), "{part} in {words}");
         }
+    }
+
+    #[test]
+    fn programs_of_debian_13_enter_its_chroot_before_they_drop_privileges() {
+        let install = installation();
+        let launcher = Launcher::new(install.path(), Via::Run, 61_000).expect("is complete");
+        let error = launcher.on(System::Trixie).expect_err("nobody said where it is");
+        assert!(error.what().contains("give --trixie"), "{error}");
+        let launcher = launcher.with_trixie(Chroot::at("/srv/trixie")).on(System::Trixie).expect("is there");
+        let words = words(&launcher.command(Some("ns"), Identity::Ordinary, &[], "ib_write_bw".as_ref(), &[]));
+        let order =
+            ["nsenter --net=", "prlimit --memlock=65536:65536 ", "unshare --mount ", " /srv/trixie ", "setpriv "];
+        let places = order.map(|part| words.find(part));
+        let found = if rustix::process::geteuid().is_root() { order.len() } else { order.len() - 1 };
+        assert!(places[..found].is_sorted() && places[0].is_some(), "{words}");
+        assert!(words.ends_with(" /mnt/bin/ferroce run -- ib_write_bw"), "{words}");
+    }
+
+    #[test]
+    fn a_chroot_is_mounted_for_its_program_alone() {
+        // The machine's own system stands for another one.
+        let launcher = Launcher::new(Path::new("/nowhere"), Via::System, 61_000).expect("needs no installation");
+        let launcher = launcher.with_trixie(Chroot::at("/")).on(System::Trixie).expect("is there");
+        let script = "id -u; ulimit -l; grep CapBnd /proc/self/status; : > /tmp/written; \
+                      cut -d' ' -f5 /proc/self/mountinfo | sort -u | grep -xE '/mnt|/tmp'";
+        let args = ["-c".into(), script.into()];
+        let command = launcher.command(None, Identity::Ordinary, &[], "sh".as_ref(), &args);
+        let running = Running::start("sh", command, &launcher.output()).expect("sh is there");
+        let finished = running.wait(Duration::from_secs(60)).expect("it ends");
+        if !rustix::process::geteuid().is_root() {
+            assert!(finished.stderr.contains("unshare"), "{}", finished.report());
+            return;
+        }
+        assert_eq!(finished.stdout, "61000\n64\nCapBnd:\t0000000000000000\n/mnt\n/tmp\n", "{}", finished.report());
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("is there");
+        assert!(!mounts.contains("ferroce-programs-"), "{mounts}");
+        assert!(launcher.dir.path().join("home/written").is_file());
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub fn run(line: &Line, wire: &Wire, launcher: &Launcher) -> Result<(), Failure>
 }
 
 fn run_once(line: &Line, wire: &Wire, launcher: &Launcher) -> Result<(), Failure> {
+    let launcher = &launcher.on(line.system)?;
     match line.what {
         What::Program(row) if row.kind == Kind::List => list(row, wire, launcher),
         What::Program(row) => pairs(row, wire, launcher),

@@ -9,8 +9,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use program_tests::chroot::Chroot;
 use program_tests::known::{Known, matches};
-use program_tests::launch::{Launcher, Via};
+use program_tests::launch::{Launcher, System, Via};
 use program_tests::run::{Plan, Summary, run};
 use program_tests::table::{Line, lines, smoke};
 use program_tests::{compile, interrupt, net};
@@ -23,12 +24,17 @@ use program_tests::{compile, interrupt, net};
     after_help = "\
 Root is needed to make network namespaces; the programs run as an ordinary user.
 
+Lines with `/trixie/` run perftest of Debian 13, which is newer, in a chroot. They are there once the
+chroot is; `run --trixie` makes it (needs debootstrap and the package mirror), `list --trixie` shows
+them all the same.
+
 Examples:
   program-tests list veth9000
   program-tests smoke --rounds 20
   program-tests run                               (the whole matrix)
   program-tests run host-v4/ib_write_bw           (this line alone)
   program-tests run ib_read_ '*/-D,5' --json result.json
+  program-tests run --trixie /trixie/             (Debian 13's programs alone)
 
 The last line of a run is `N passed, N failed`; the exit code is 0 if none failed."
 )]
@@ -56,6 +62,12 @@ enum Cmd {
 struct Filter {
     /// Id of a line, a part of ids, or a pattern with * at its start or end; none: all lines
     filters: Vec<String>,
+    /// Debian 13's programs, too, also if their chroot is not there yet
+    #[arg(long)]
+    trixie: bool,
+    /// Where the chroot of Debian 13 is, or is to be made [default: target/trixie of the workspace]
+    #[arg(long, value_name = "DIR", env = "FERROCE_TRIXIE")]
+    trixie_dir: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -86,8 +98,10 @@ struct Options {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Cmd::List(filter) => list(&filter),
-        Cmd::Run { filter, options } => select(lines(), &filter.filters).and_then(|lines| execute(&lines, &options)),
-        Cmd::Smoke(options) => execute(&smoke(), &options),
+        Cmd::Run { filter, options } => {
+            filter.lines().and_then(|lines| execute(&lines, Some(&filter.trixie_dir()), &options))
+        }
+        Cmd::Smoke(options) => execute(&smoke(), None, &options),
     };
     match result {
         Ok(code) => code,
@@ -100,7 +114,7 @@ fn main() -> ExitCode {
 
 fn list(filter: &Filter) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
-    for line in select(lines(), &filter.filters)? {
+    for line in filter.lines()? {
         if writeln!(out, "{}", line.id).is_err() {
             break;
         }
@@ -108,30 +122,52 @@ fn list(filter: &Filter) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The lines that one of the filters names.
-fn select(lines: Vec<Line>, filters: &[String]) -> Result<Vec<Line>> {
+impl Filter {
+    fn trixie_dir(&self) -> PathBuf {
+        self.trixie_dir.clone().unwrap_or_else(|| default_folder("trixie"))
+    }
+
+    fn lines(&self) -> Result<Vec<Line>> {
+        select(lines(), &self.filters, self.trixie || Chroot::find(&self.trixie_dir()).is_ok())
+    }
+}
+
+/// The lines that one of the filters names; Debian 13's only `with_trixie`.
+fn select(mut lines: Vec<Line>, filters: &[String], with_trixie: bool) -> Result<Vec<Line>> {
     let ids: BTreeSet<String> = lines.iter().map(|line| line.id.clone()).collect();
     let chosen = |filter: &str, id: &str| {
         // A whole id means that line alone, although it may be the start of others.
         if filter.contains('*') || ids.contains(filter) { matches(filter, id) } else { id.contains(filter) }
     };
     for filter in filters {
-        if !lines.iter().any(|line| chosen(filter, &line.id)) {
+        let mut matching = lines.iter().filter(|line| chosen(filter, &line.id)).peekable();
+        if matching.peek().is_none() {
             bail!("no line matches {filter:?}: see `program-tests list`");
         }
+        if !with_trixie && matching.all(|line| line.system == System::Trixie) {
+            bail!("{filter:?} names programs of Debian 13, whose chroot is not there: give --trixie");
+        }
     }
+    lines.retain(|line| with_trixie || line.system == System::Own);
     Ok(lines
         .into_iter()
         .filter(|line| filters.is_empty() || filters.iter().any(|filter| chosen(filter, &line.id)))
         .collect())
 }
 
-fn execute(lines: &[Line], options: &Options) -> Result<ExitCode> {
+/// Runs lines; programs of Debian 13 in the folder `trixie`.
+fn execute(lines: &[Line], trixie: Option<&Path>, options: &Options) -> Result<ExitCode> {
     interrupt::install().context("cannot handle signals")?;
     net::remove_leftovers();
     let known = Known::built_in()?;
-    let install = options.install.clone().unwrap_or_else(default_install);
-    let launcher = Launcher::new(&install, options.via, options.uid)?;
+    let install = options.install.clone().unwrap_or_else(|| default_folder("ferroce"));
+    let mut launcher = Launcher::new(&install, options.via, options.uid)?;
+    if let Some(dir) = trixie.filter(|_| lines.iter().any(|line| line.system == System::Trixie)) {
+        let chroot = Chroot::find_or_make(dir, &launcher.output())?;
+        let what = format!("Debian 13's perftest is {}, in {}", chroot.perftest(), chroot.dir().display());
+        let _ = writeln!(std::io::stderr(), "{what}");
+        launcher = launcher.with_trixie(chroot);
+    }
     compile::all(&launcher.programs())?;
     let plan = Plan { rounds: options.rounds, jobs: options.jobs, fail_fast: options.fail_fast };
     let summary = run(lines, plan, &known, &launcher);
@@ -149,9 +185,9 @@ fn conclude(summary: &Summary, options: &Options) -> Result<ExitCode> {
     Ok(if summary.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Where `cargo xtask build` leaves an installation.
-fn default_install() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ferroce")
+/// Where xtask leaves an installation and Debian 13, if nobody says otherwise.
+fn default_folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target").join(name)
 }
 
 #[cfg(test)]
@@ -160,7 +196,7 @@ mod tests {
 
     fn ids(filters: &[&str]) -> Result<Vec<String>> {
         let filters: Vec<String> = filters.iter().map(|&filter| filter.to_owned()).collect();
-        Ok(select(lines(), &filters)?.into_iter().map(|line| line.id).collect())
+        Ok(select(lines(), &filters, true)?.into_iter().map(|line| line.id).collect())
     }
 
     #[test]
@@ -169,6 +205,15 @@ mod tests {
         assert_eq!(ids(&["host-v4/ib_write_lat/-a*"]).expect("one").len(), 1);
         assert!(ids(&["ib_atomic"]).expect("many").iter().all(|id| id.contains("/ib_atomic")));
         assert_eq!(ids(&["host-v4/ib_atomic_lat", "host-v4/ib_read_lat/-e"]).expect("two").len(), 2);
+        assert_eq!(ids(&["loop-v4/trixie/ib_write_bw"]).expect("one").len(), 1);
         assert!(ids(&["no_such_program"]).is_err_and(|e| e.to_string().contains("program-tests list")));
+    }
+    #[test]
+    fn programs_of_debian_13_are_there_only_if_asked_for() {
+        let select = |filter: &str| select(lines(), &[filter.to_owned()], false);
+        let found = select("ib_write_bw").expect("the machine's own");
+        assert!(!found.is_empty() && found.iter().all(|line| line.system == System::Own));
+        assert!(select("/trixie/").is_err_and(|e| e.to_string().contains("give --trixie")));
+        assert!(select("/trixy/").is_err_and(|e| e.to_string().contains("no line matches")));
     }
 }

@@ -1,5 +1,6 @@
 //! The matrix as data: which programs run with which options in which places.
 
+use crate::launch::System;
 use crate::place::{Family, Place, Shape};
 use crate::scenario::{self, Scenario};
 
@@ -27,8 +28,8 @@ pub enum Where {
     All,
     /// The places of the whole matrix (`Place::whole`).
     Whole,
-    /// The named place.
-    Only(&'static str),
+    /// The named places.
+    Only(&'static [&'static str]),
 }
 
 /// A row of the matrix; it makes one line in each of its places.
@@ -51,10 +52,12 @@ pub struct Row {
 /// A line: a row in a place, or a scenario.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// For instance `veth9000-v6/ib_write_bw/-a`.
+    /// For instance `veth9000-v6/ib_write_bw/-a`, or `host-v4/trixie/ib_write_bw`.
     pub id: String,
     /// Where it runs.
     pub place: &'static Place,
+    /// Whose programs run.
+    pub system: System,
     /// What runs.
     pub what: What,
 }
@@ -117,8 +120,8 @@ const fn bw_all(program: &'static str, options: &'static str) -> Row {
 }
 
 /// All sizes to 8 MiB with perftest's own number of iterations: some 80 GB.
-const fn bw_long(program: &'static str, options: &'static str, place: &'static str) -> Row {
-    row(program, options, Kind::Bandwidth, Where::Only(place), 900)
+const fn bw_long(program: &'static str, options: &'static str, places: &'static [&'static str]) -> Row {
+    row(program, options, Kind::Bandwidth, Where::Only(places), 900)
 }
 
 const fn lat(program: &'static str, options: &'static str) -> Row {
@@ -229,8 +232,7 @@ pub static ROWS: &[Row] = &[
     bw("ib_write_bw", "-c UC"),
     bw("ib_write_bw", "-c UC -a -n 100"),
     bw("ib_write_bw", "-l 16 -n 4096 -s 4096"),
-    bw_long("ib_write_bw", "-a", "host-v4"),
-    bw_long("ib_write_bw", "-a", "veth9000-v6"),
+    bw_long("ib_write_bw", "-a", &["host-v4", "veth9000-v6"]),
     lat_all("ib_write_lat", ""),
     lat("ib_write_lat", "-a -n 50"),
     lat("ib_write_lat", "-I 200 -s 200"),
@@ -245,7 +247,7 @@ pub static ROWS: &[Row] = &[
     bw("ib_read_bw", "-e"),
     bw("ib_read_bw", "-o 1"),
     bw("ib_read_bw", "-D 5"),
-    bw_long("ib_read_bw", "-a", "veth1500-v4"),
+    bw_long("ib_read_bw", "-a", &["veth1500-v4"]),
     lat_all("ib_read_lat", ""),
     lat("ib_read_lat", "-a -n 50"),
     lat("ib_read_lat", "-e"),
@@ -301,6 +303,23 @@ pub static ROWS: &[Row] = &[
     own("verify", "-g {gid} --srq", 300),
 ];
 
+/// Where programs of Debian 13 run.
+pub static TRIXIE_PLACES: &[&str] = &["host-v4", "loop-v4", "veth1500-v4"];
+
+/// What Debian 13's programs run besides the rows of perftest over RC: its ibverbs-utils, and options that only its
+/// perftest has.
+pub static TRIXIE_ROWS: &[Row] = &[
+    list("ibv_devinfo", "-v"),
+    pingpong("ibv_rc_pingpong", "-g {gid}"),
+    bw("ib_write_bw", "--write_with_imm"),
+    bw("ib_write_bw", "--write_with_imm -a -n 100"),
+    bw("ib_write_bw", "--write_with_imm -b"),
+    bw("ib_write_bw", "--write_with_imm -q 16"),
+    lat("ib_write_lat", "--write_with_imm"),
+    bw("ib_send_bw", "--no_lock"),
+    bw("ib_read_bw", "--no_lock"),
+];
+
 /// Ids, without the place, of the smoke set: what is run often. Each is taken in the places beside it.
 pub static SMOKE: &[(&str, &[&str])] = &[
     ("ibv_devices", &["host-v4"]),
@@ -331,19 +350,23 @@ pub static SMOKE: &[(&str, &[&str])] = &[
 pub fn lines() -> Vec<Line> {
     let mut lines = Vec::new();
     for (i, place) in PLACES.iter().enumerate() {
-        for row in ROWS {
-            let here = match row.places {
-                Where::All => true,
-                Where::Whole => i < WHOLE,
-                Where::Only(name) => name == place.name,
-            };
-            if here && makes_sense(row, place) {
-                lines.push(Line { id: format!("{}/{}", place.name, row.name()), place, what: What::Program(row) });
-            }
-        }
-        for scenario in scenario::SCENARIOS.iter().filter(|s| s.places.contains(&place.name)) {
-            let id = format!("{}/{}", place.name, scenario.name);
-            lines.push(Line { id, place, what: What::Scenario(scenario) });
+        let here = |row: &&Row| match row.places {
+            Where::All => true,
+            Where::Whole => i < WHOLE,
+            Where::Only(names) => names.contains(&place.name),
+        };
+        let line = |name: String, system: System, what: What| {
+            let system_name = if system == System::Trixie { "trixie/" } else { "" };
+            Line { id: format!("{}/{system_name}{name}", place.name), place, system, what }
+        };
+        let program = |system: System| move |row: &'static Row| line(row.name(), system, What::Program(row));
+        let rows = ROWS.iter().filter(here).filter(|row| makes_sense(row, place));
+        lines.extend(rows.clone().map(program(System::Own)));
+        let scenarios = scenario::SCENARIOS.iter().filter(|s| s.places.contains(&place.name));
+        lines.extend(scenarios.map(|s| line(s.name.to_owned(), System::Own, What::Scenario(s))));
+        if TRIXIE_PLACES.contains(&place.name) {
+            let rows = TRIXIE_ROWS.iter().chain(rows.filter(|row| is_perftest_over_rc(row)));
+            lines.extend(rows.map(program(System::Trixie)));
         }
     }
     lines
@@ -352,7 +375,7 @@ pub fn lines() -> Vec<Line> {
 /// The lines of the smoke set.
 pub fn smoke() -> Vec<Line> {
     let in_set = |line: &Line| {
-        let What::Program(row) = line.what else { return false };
+        let (What::Program(row), System::Own) = (line.what, line.system) else { return false };
         SMOKE.iter().any(|(name, places)| *name == row.name() && places.contains(&line.place.name))
     };
     lines().into_iter().filter(in_set).collect()
@@ -366,8 +389,12 @@ fn makes_sense(row: &Row, place: &Place) -> bool {
     knows_family && (place.has_v4 || matches!(row.kind, Kind::List | Kind::Own | Kind::Connection))
 }
 
+fn is_perftest_over_rc(row: &Row) -> bool {
+    matches!(row.kind, Kind::Bandwidth | Kind::Latency) && !row.has("UC") && !row.has("UD")
+}
+
 impl Row {
-    /// The id of its lines without the place.
+    /// The id of its lines without place and system.
     pub fn name(&self) -> String {
         let mut name = self.program.to_owned();
         if !self.options.is_empty() {
@@ -400,6 +427,25 @@ mod tests {
         let found: Vec<String> = smoke().into_iter().map(|line| line.id).collect();
         assert_eq!(found.len(), wanted, "{found:#?}");
         assert!((28..=35).contains(&wanted), "{wanted} lines");
+    }
+
+    #[test]
+    fn debian_13_runs_perftest_over_rc() {
+        let lines = lines();
+        let ids: BTreeSet<&str> =
+            lines.iter().filter(|line| line.system == System::Trixie).map(|line| line.id.as_str()).collect();
+        for place in TRIXIE_PLACES {
+            for program in ["send", "write", "read", "atomic"] {
+                for kind in ["bw", "lat"] {
+                    let id = format!("{place}/trixie/ib_{program}_{kind}");
+                    assert!(ids.contains(id.as_str()), "{id}");
+                }
+            }
+            for row in ["ib_send_bw/-e", "ib_write_bw/-a,-n,100", "ib_read_bw/-q,16", "ib_atomic_bw/-b"] {
+                assert!(ids.contains(format!("{place}/trixie/{row}").as_str()), "{row}");
+            }
+        }
+        assert!(ids.iter().all(|id| id.contains("/trixie/") && !id.contains(",UD") && !id.contains(",UC")));
     }
 
     #[test]
