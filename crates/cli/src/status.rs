@@ -6,7 +6,7 @@ use ferroce_service::protocol::Status;
 
 use crate::output::{Out, Table};
 
-/// Show what the service holds: programs and their lanes.
+/// Show what the service holds: programs, their lanes, and how many of their ids listen for connections (RDMA-CM).
 ///
 /// The service starts with the first program that opens a device, and ends by itself when nobody uses it. A lane is a
 /// receive socket and a prefix of queue pair numbers.
@@ -78,13 +78,14 @@ fn lines(status: &Status) -> Vec<String> {
         counters.drop_full,
         counters.drop_loop
     ));
-    let mut table = Table::new(&[">PID", ">UID", ">AGE s", "LANES", "PROGRAM"]);
+    let mut table = Table::new(&[">PID", ">UID", ">AGE s", ">LISTENERS", "LANES", "PROGRAM"]);
     for client in &status.clients {
         let lanes: Vec<String> = client.lanes.iter().map(u16::to_string).collect();
         table.row([
             client.pid.to_string(),
             client.uid.to_string(),
             client.age_s.to_string(),
+            client.listeners.to_string(),
             lanes.join(","),
             client.program.clone(),
         ]);
@@ -113,6 +114,7 @@ mod tests {
                 program: "ib_write_bw".into(),
                 age_s: 3,
                 lanes: vec![1, 2],
+                listeners: 1,
             }],
             sockets: 4,
             lingering: 0,
@@ -124,8 +126,8 @@ mod tests {
             [
                 "service: pid 10, keeper 9, uid 1000, UDP port 4791, up 5 s, 0 restarts, 4 sockets, 0 lingering",
                 "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop",
-                "PID   UID  AGE s  LANES  PROGRAM",
-                " 11  1000      3  1,2    ib_write_bw",
+                "PID   UID  AGE s  LISTENERS  LANES  PROGRAM",
+                " 11  1000      3          1  1,2    ib_write_bw",
             ]
         );
     }

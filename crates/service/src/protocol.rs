@@ -174,6 +174,9 @@ pub struct ClientStatus {
     pub age_s: u64,
     /// Its lanes, ascending.
     pub lanes: Vec<u16>,
+    /// Ids on which it listens for connections (RDMA-CM).
+    #[serde(default)]
+    pub listeners: u32,
 }
 
 /// Packets that the service touched: `strays` and `relay_in` came in; each of them is counted once in `relay_out`, in
@@ -352,6 +355,7 @@ mod tests {
             program: "\u{10ffff}".repeat(PROGRAM_CHARS_MAX),
             age_s: u64::MAX,
             lanes: vec![1000; crate::server::LANES_PER_CLIENT_MAX],
+            listeners: u32::MAX,
         };
         let status = Status { clients: vec![client; STATUS_PAGE], ..Status::default() };
         let page = encode(u64::MAX, Reply::Status(StatusPage { status, next: Some(u64::MAX) }));

@@ -589,8 +589,10 @@ impl Service {
     }
 
     fn status(&self, from: u64) -> StatusPage {
+        let listeners = self.cm.listeners();
         let mut rest = self.clients.range(from..);
-        let clients = rest.by_ref().take(STATUS_PAGE).map(|(_, client)| client.status()).collect();
+        let status = |(id, client): (&u64, &Client)| client.status(listeners.get(id).copied().unwrap_or(0));
+        let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
             pid: std::process::id(),
             keeper: getppid().filter(|_| self.store.is_kept()).map_or(0, |pid| pid.as_raw_nonzero().get() as u32),
@@ -626,13 +628,14 @@ impl Service {
 }
 
 impl Client {
-    fn status(&self) -> ClientStatus {
+    fn status(&self, listeners: u32) -> ClientStatus {
         ClientStatus {
             pid: self.peer.pid,
             uid: self.peer.uid,
             program: self.program.clone().unwrap_or_default(),
             age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
+            listeners,
         }
     }
 }

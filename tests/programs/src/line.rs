@@ -84,7 +84,11 @@ fn pairs(row: &'static Row, wire: &Wire, launcher: &Launcher) -> Result<(), Fail
         let mut server = start(row, &wire.server, launcher, &format!("server{suffix}"), port, None)?;
         let to = side_channel(row.kind, &wire.server)?;
         if row.kind == Kind::Connection || row.has("-R") {
-            server.wait_connectable(UNTIL_LISTENING)?;
+            let ferroce = launcher.ferroce();
+            let host = &wire.server;
+            let args = ["status".into(), "--json".into()];
+            let status = || launcher.plain(host.netns(), host.env, ferroce.as_os_str(), &args);
+            server.wait_connectable(status, UNTIL_LISTENING)?;
         } else {
             server.wait_listening(port, UNTIL_LISTENING)?;
         }

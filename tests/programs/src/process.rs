@@ -1,6 +1,5 @@
 //! A program under test: started in a process group of its own, watched, and ended whatever happens.
 
-use std::cell::Cell;
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -109,20 +108,19 @@ impl Running {
         self.wait_for(&format!("listen on TCP port {port}"), limit, listens)
     }
 
-    /// Waits until the program waits for connections by RDMA-CM, which no file of /proc shows: it has an event channel, and its main
-    /// thread sleeps for an event or for the thread that reads events.
-    pub fn wait_connectable(&mut self, limit: Duration) -> Result<(), Failure> {
-        /// Looks in a row: threads sleep for other things too, but not long.
-        const LOOKS: u32 = 10;
-        let slept = Cell::new(0);
-        let waits = move |this: &Running| {
-            let pid = this.program_pid().as_raw_nonzero();
-            let wchan = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
-            let sleeps = ["poll", "futex"].iter().any(|what| wchan.contains(what));
-            slept.set(if sleeps && has_epoll(&format!("/proc/{pid}/fd")) { slept.get() + 1 } else { 0 });
-            slept.get() >= LOOKS
-        };
-        self.wait_for("wait for connections", limit, waits)
+    /// Waits until the program listens for connections by RDMA-CM, which `status` tells: it makes a `ferroce status --json` in the
+    /// program's place.
+    pub fn wait_connectable(&mut self, status: impl Fn() -> Command, limit: Duration) -> Result<(), Failure> {
+        self.wait_for("listen for connections", limit, |this| {
+            let pid = this.program_pid().as_raw_nonzero().get();
+            let output = status().stdin(Stdio::null()).output().ok();
+            let status = output.and_then(|output| serde_json::from_slice::<serde_json::Value>(&output.stdout).ok());
+            let clients = status.as_ref().and_then(|status| status.get("clients")?.as_array());
+            clients.into_iter().flatten().any(|client| {
+                let number = |name| client.get(name).and_then(serde_json::Value::as_i64);
+                number("pid") == Some(pid.into()) && number("listeners").is_some_and(|listeners| listeners > 0)
+            })
+        })
     }
 
     /// Waits until the program has printed `text` on its standard output.
@@ -212,12 +210,6 @@ impl Running {
     fn report(&self) -> String {
         output(&self.name, &read(&self.stdout), &read(&self.stderr))
     }
-}
-
-/// Does a process have an epoll descriptor? Event channels are such.
-fn has_epoll(descriptors: &str) -> bool {
-    let Ok(entries) = fs::read_dir(descriptors) else { return false };
-    entries.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|to| to.ends_with("anon_inode:[eventpoll]")))
 }
 
 impl Drop for Running {

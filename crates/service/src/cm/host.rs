@@ -92,6 +92,15 @@ impl Host {
         self.cm.next_timeout().is_none() && self.channels.is_empty()
     }
 
+    /// How many ids of each client listen; clients without any are left out.
+    pub(crate) fn listeners(&self) -> BTreeMap<u64, u32> {
+        let mut listeners = BTreeMap::new();
+        for Owner(client) in self.cm.ids().filter(|id| id.state == State::Listen).filter_map(|id| id.owner) {
+            *listeners.entry(client).or_default() += 1;
+        }
+        listeners
+    }
+
     /// Time has passed.
     pub(crate) fn tick(&mut self) {
         let now = self.now();
