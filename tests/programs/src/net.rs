@@ -14,8 +14,9 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use crate::failure::Failure;
 
 /// What the names of our namespaces start with; the harness's PID namespace, its process id in there, and a number follow. The names are
-/// seen from all PID namespaces of the machine.
-const PREFIX: &str = "ferroce-test";
+/// seen from all PID namespaces of the machine. Names from before the PID namespace stood in them began otherwise: harnesses of both kinds
+/// side by side must not take each other's for their own.
+const PREFIX: &str = "ferroce-net";
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -178,9 +179,14 @@ mod tests {
 
     #[test]
     fn only_namespaces_of_harnesses_that_can_be_seen_are_left_over() {
-        assert_eq!(owner("ferroce-test-4026531836-77-0", 4_026_531_836), Pid::from_raw(77));
-        for name in ["ferroce-test-4026532000-77-0", "ferroce-test-77-0", "ferroce-test-x-77-0", "ferroce-test", "lead"]
-        {
+        assert_eq!(owner("ferroce-net-4026531836-77-0", 4_026_531_836), Pid::from_raw(77));
+        for name in [
+            "ferroce-net-4026532000-77-0",
+            "ferroce-net-77-0",
+            "ferroce-net-x-77-0",
+            "ferroce-net",
+            "ferroce-test-77-0",
+        ] {
             assert_eq!(owner(name, 4_026_531_836), None, "{name}");
         }
     }
