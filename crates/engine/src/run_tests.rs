@@ -83,7 +83,7 @@ impl Bench {
         let cq = Arc::new(Cq::new(16, None, Arc::clone(&events), 0).expect("a completion queue"));
         let caps = QueueCaps { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let init = QueuePairInit {
-            transport: QpInit { qpn: QPN, qp_type: QpType::Rc, pd: 1, has_srq: false },
+            transport: QpInit { qpn: QPN, qp_type: QpType::Rc, pd: 1, has_srq: false, max_send_wr: caps.max_send_wr },
             caps,
             sq_sig_all: true,
             send_cq: Arc::clone(&cq),

@@ -65,7 +65,13 @@ impl Qp {
         };
         let context = pd.context();
         let init = QueuePairInit {
-            transport: QpInit { qpn: 0, qp_type: create.qp_type, pd: pd.handle(), has_srq: create.srq.is_some() },
+            transport: QpInit {
+                qpn: 0,
+                qp_type: create.qp_type,
+                pd: pd.handle(),
+                has_srq: create.srq.is_some(),
+                max_send_wr: caps.max_send_wr,
+            },
             caps,
             sq_sig_all: create.sq_sig_all,
             send_cq: Arc::clone(create.send_cq.queue()),

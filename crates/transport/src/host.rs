@@ -82,7 +82,7 @@ pub enum Count {
     RnrNakSent,
     RnrNakReceived,
     DuplicateRequest,
-    /// RC: asked a silent peer what it has; repeats nothing.
+    /// RC: asked the peer what it has, by a packet that was acknowledged before.
     ProbeSent,
     Timeout,
     PacketsRetransmitted,

@@ -15,7 +15,7 @@
 //!
 //! # Where the specification leaves a choice, or others do otherwise
 //!
-//! - **A silent peer** is asked what it has by a duplicate that does nothing (a WRITE of no bytes): the answer acknowledges what
+//! - **A silent peer** is asked what it has by a packet that it acknowledged before, which does nothing: the answer acknowledges what
 //!   arrived, or shows that it was lost. What a peer merely has not looked at is sent again only after the ACK timeout.
 //! - **Giving up**: the verbs timeout and retry count say when. It is the longest that the specification allows, four timeouts for
 //!   each of `retry_cnt` + 1 attempts, and no less than a second in all. retry_cnt 7 is seven, not endless (kernel rxe takes it as

@@ -9,7 +9,7 @@ const STATES: [QpState; 7] = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 
 fn init(qp_type: QpType) -> QpInit {
-    QpInit { qpn: 1, qp_type, pd: 1, has_srq: false }
+    QpInit { qpn: 1, qp_type, pd: 1, has_srq: false, max_send_wr: 1 }
 }
 
 /// Attributes that are good for anything.

@@ -4,8 +4,8 @@
 //! queue pair measures it (the estimator of RFC 6298), later ones after twice as long each. A probe repeats nothing. Its answer
 //! shows that what is in flight was lost, or acknowledges it; where there is no answer, the peer may merely not be scheduled, and
 //! what it has not looked at yet is not sent again. **Sending again** without an answer, and **giving up**, follow the verbs
-//! attributes: each attempt has the longest time that the specification lets an ACK timeout take (but a second at most), and all
-//! of them together `retry_cnt` + 1 times that (but a second at least).
+//! attributes: all attempts together have `retry_cnt` + 1 times the longest time that the specification lets an ACK timeout take
+//! (but a second at least), and each has its share of that (but no more than a second, or the ACK timeout if it is longer).
 //!
 //! Time in which this end did not run (a timer that is looked at late) does not count: the peer had no chance to be heard.
 
@@ -18,8 +18,6 @@ pub(crate) const PROBE_FLOOR: Nanos = 2 * MS;
 pub(crate) const PROBE_INITIAL: Nanos = 10 * MS;
 /// The time between probes doubles so many times.
 const PROBE_DOUBLINGS: u32 = 6;
-/// Probes without any answer before sending again all the same, even if this end was always late to look.
-const PROBES_MAX: u32 = 16;
 /// Longest time before sending again, however long the ACK timeout is.
 pub(crate) const RTO_CEILING: Nanos = 1_000 * MS;
 /// Shortest time before sending again to a peer that cannot be asked.
@@ -104,7 +102,7 @@ impl Recovery {
         self.deadline = self.deadline.map(|deadline| deadline + late);
         let over = now >= self.since + if can_probe { timeout(attr) } else { timeout_unasked(attr) }
             || self.deadline.is_some_and(|deadline| now >= deadline && self.since < deadline);
-        if over || self.probes == PROBES_MAX {
+        if over {
             self.unheard();
             return Due::Repeat;
         }
@@ -225,6 +223,18 @@ mod tests {
     }
 
     #[test]
+    fn however_near_the_peer_nothing_is_sent_again_before_the_ack_timeout() {
+        for timeout in 1..=25 {
+            let (attr, mut recovery) = (attr(timeout, 7), Recovery::default());
+            recovery.sample(20_000);
+            let (_, attempts, _) = run(&attr, &mut recovery);
+            let least = ack_timeout(timeout).unwrap();
+            assert!(attempts[0] >= least, "timeout {timeout}: {attempts:?}");
+            assert!(attempts.windows(2).all(|pair| pair[1] - pair[0] >= least), "timeout {timeout}: {attempts:?}");
+        }
+    }
+
+    #[test]
     fn asks_at_doubling_intervals_before_it_sends_again() {
         let (probes, attempts, end) = run(&attr(14, 3), &mut Recovery::default());
         let ms = |times: &[Nanos]| times.iter().map(|at| at / MS).collect::<Vec<_>>();
@@ -286,7 +296,7 @@ mod tests {
             at = recovery.next(now, &attr, true);
             assert!(at > now);
         }
-        assert!((1..=PROBES_MAX).contains(&probes), "{probes}");
+        assert!((1..=16).contains(&probes), "{probes}");
     }
 
     #[test]

@@ -312,6 +312,8 @@ pub struct QpInit {
     pub pd: u32,
     /// Receives come from an SRQ.
     pub has_srq: bool,
+    /// Send requests that the poster lets be incomplete at a time.
+    pub max_send_wr: u32,
 }
 
 bitflags::bitflags! {

@@ -116,7 +116,7 @@ impl Machine {
     /// The queue pair of a kind, in RTS.
     pub fn new(kind: u32, recorded: Vec<Vec<u8>>) -> Machine {
         let kind = KINDS[kind as usize];
-        let init = QpInit { qpn: QPN, qp_type: kind.qp_type, pd: PD, has_srq: kind.has_srq };
+        let init = QpInit { qpn: QPN, qp_type: kind.qp_type, pd: PD, has_srq: kind.has_srq, max_send_wr: 64 };
         let path = PathAddr { src: DST, dst: SRC, ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 };
         let nothing = Region { addr: 0, len: 0, key: 0 };
         let mut machine = Machine {

@@ -208,6 +208,7 @@ mod tests {
         assert_eq!(ids(&["loop-v4/trixie/ib_write_bw"]).expect("one").len(), 1);
         assert!(ids(&["no_such_program"]).is_err_and(|e| e.to_string().contains("program-tests list")));
     }
+
     #[test]
     fn programs_of_debian_13_are_there_only_if_asked_for() {
         let select = |filter: &str| select(lines(), &[filter.to_owned()], false);

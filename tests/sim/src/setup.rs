@@ -153,7 +153,8 @@ impl World {
                 break qpn;
             }
         };
-        let machine = Qp::new(QpInit { qpn, qp_type: conn.qp_type, pd, has_srq: srq.is_some() });
+        let machine =
+            Qp::new(QpInit { qpn, qp_type: conn.qp_type, pd, has_srq: srq.is_some(), max_send_wr: plan.send_depth });
         let peer_node = conn.ends[1 - end].node;
         let path = Arc::clone(&self.paths[node][peer_node]);
         let mut entry = Entry::new(node, machine, (index, end), path, source);

@@ -44,7 +44,7 @@ pub(crate) fn node(number: u16, parts: Parts) -> Node {
     let cq = Arc::new(Cq::new(1024, None, Arc::clone(&events), 0).expect("a completion queue"));
     let qp = lane
         .create_qp(QueuePairInit {
-            transport: QpInit { qpn: 0, qp_type: QpType::Rc, pd: PD, has_srq: false },
+            transport: QpInit { qpn: 0, qp_type: QpType::Rc, pd: PD, has_srq: false, max_send_wr: 128 },
             caps: QueueCaps {
                 max_send_wr: 128,
                 max_recv_wr: 128,

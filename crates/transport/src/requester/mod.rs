@@ -42,6 +42,8 @@ struct Flight {
     window: Window,
     /// A READ or atomic request: counts towards `max_rd_atomic`.
     read: bool,
+    /// It asked for an answer.
+    asks: bool,
     /// When it was sent, if for the first time and asking for an answer: gives a round trip.
     first_sent: Option<Nanos>,
 }

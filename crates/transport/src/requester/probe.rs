@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use ferroce_wire::Headers;
 
+use super::IN_FLIGHT_MAX;
+use crate::MAX_TRAIN_PACKETS;
 use crate::host::{Memory, MemoryError, Payload, Side, Span, Train};
 
 /// Where asking stands.
@@ -27,8 +29,10 @@ pub(super) enum Probe {
 
 /// For so many PSNs one copy serves.
 const KEPT_FOR: u64 = 1 << 16;
-/// An older one is not sent any more: it would come near to what a responder takes for new, 2^23 PSNs away.
-const KEPT_MAX: u64 = 1 << 22;
+/// An older one is not sent any more. With all that may be in flight it stays well below 2^23 PSNs from what the responder expects,
+/// which it would take for new.
+const KEPT_MAX: u64 = 1 << 21;
+const _: () = assert!(KEPT_MAX + (IN_FLIGHT_MAX + MAX_TRAIN_PACKETS) as u64 <= 1 << 23);
 
 /// A packet as it was sent.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use crate::decode::CLASS_RC;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
-use crate::verbs::{SendFlags, SendOp, WcStatus};
+use crate::verbs::{QpState, SendFlags, SendOp, WcStatus};
 use crate::wqe::{Failure, Route, Wqe, message_train, train_packets_max, vendor};
 
 /// Bytes that a packet has on the wire besides its payload: IPv6, UDP, BTH, the largest extended header, ICRC.
@@ -71,14 +71,43 @@ impl Requester {
             return Ok(());
         }
         if self.probe == Probe::Due {
-            if let Some(copy) = self.copies.to_send(self.answered) {
-                self.probe = Probe::Sent;
-                host.count(Count::ProbeSent, 1);
-                *out = Some(copy.train(conn.attr.path_mtu));
-                return Ok(());
-            }
-            self.probe = Probe::None;
+            self.ask(conn, host, out);
         }
+        if out.is_none() {
+            self.poll_request(now, conn, host, out)?;
+        }
+        if out.is_none() && self.probe == Probe::None && self.is_waited_for(conn) {
+            self.ask(conn, host, out);
+        }
+        Ok(())
+    }
+
+    /// Puts a probe into `out`, if there is a packet to repeat.
+    fn ask(&mut self, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) {
+        self.probe = Probe::None;
+        if let Some(copy) = self.copies.to_send(self.answered) {
+            self.probe = Probe::Sent;
+            host.count(Count::ProbeSent, 1);
+            *out = Some(copy.train(conn.attr.path_mtu));
+        }
+    }
+
+    /// Nothing in flight asked for the ACK that this end waits for: to be drained, or to end a request that sends nothing itself.
+    fn is_waited_for(&self, conn: Conn<'_>) -> bool {
+        self.flights.back().is_some_and(|last| !last.asks)
+            && (conn.state == QpState::Sqd
+                || self.is_behind_local()
+                || self.queue.get(self.cursor.index).is_some_and(|wqe| wqe.failed.is_some()))
+    }
+
+    /// The requests directly before the cursor are carried out by this host, and a completion of them waits for those before.
+    fn is_behind_local(&self) -> bool {
+        let mut before = self.queue.iter().take(self.cursor.index).rev().take_while(|wqe| wqe.is_of_this_host());
+        before.any(|wqe| wqe.flags.contains(SendFlags::SIGNALED))
+    }
+
+    /// The next train of a request.
+    fn poll_request(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host, out: &mut Option<Train>) -> Outcome {
         loop {
             let Some(wqe) = self.queue.get(self.cursor.index) else { return Ok(()) };
             if let Some(failure) = wqe.failed {
@@ -166,20 +195,21 @@ impl Requester {
         let payload = wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)?;
         let route = Route { class: CLASS_RC, dest_qpn: conn.attr.dest_qpn, mtu };
         let charge = charge(len, packets);
-        let asks = self.must_ask(wqe, packets, charge, host);
+        let asks = self.must_ask(wqe, packets, charge, conn, host);
         out.insert(message_train(wqe, route, index, packets, self.next_psn(), payload)).set_ack_req(asks);
         Ok(Some(Departure { packets, charge, window: Window::Requests, read: false, asks }))
     }
 
     /// The train that is about to go out has to ask for an ACK. A requester may do so when it likes (IBA 9.7.3.1). An ACK for every
-    /// message doubles the packets of a dialogue of small ones; where the program waits for no completion, one for many will do. What
-    /// is left without is asked for by a probe.
-    fn must_ask(&self, wqe: &Wqe, packets: u32, charge: u32, host: &mut impl Host) -> bool {
+    /// message doubles the packets of a dialogue of small ones; where the program waits for no completion, one for many will do, but
+    /// no fewer than the send queue needs to have room. What is left without is asked for by a probe.
+    fn must_ask(&self, wqe: &Wqe, packets: u32, charge: u32, conn: Conn<'_>, host: &mut impl Host) -> bool {
         wqe.flags.contains(SendFlags::SIGNALED)
             || packets > 1
             || packets < wqe.packets
             || self.sent < self.in_flight
-            || self.unasked >= UNASKED_MAX
+            || self.unasked >= UNASKED_MAX.min(conn.init.max_send_wr / 2)
+            || self.is_behind_local()
             || !self.can_probe()
             || host.window(Window::Requests).saturating_sub(charge) < TRAIN_CHARGE_MAX
     }
@@ -251,7 +281,7 @@ impl Requester {
         }
         // The answer to what asked for none says nothing of a round trip.
         let first_sent = (again == 0 && asks).then_some(now);
-        self.flights.push_back(Flight { packets, charge, window, read, first_sent });
+        self.flights.push_back(Flight { packets, charge, window, read, asks, first_sent });
         self.unasked = if asks { 0 } else { self.unasked + 1 };
         self.reads += u32::from(read);
         self.sent += packets;

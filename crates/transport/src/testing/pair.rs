@@ -147,6 +147,8 @@ pub struct Setup {
     pub attr: QpAttr,
     /// B receives from an SRQ.
     pub srq_b: bool,
+    /// Size of the send queues. Nothing keeps a test from posting more.
+    pub max_send_wr: u32,
     /// Bytes of each end's region.
     pub region: u32,
 }
@@ -172,6 +174,7 @@ impl Setup {
                 ..QpAttr::default()
             },
             srq_b: false,
+            max_send_wr: 128,
             region: 1 << 20,
         }
     }
@@ -241,7 +244,8 @@ impl Pair {
             let region = host.memory.register(PD, setup.region, all);
             let bytes: Vec<u8> = (0..setup.region).map(|i| pattern.wrapping_add((i % 251) as u8)).collect();
             host.memory.write(region, 0, &bytes);
-            End { qp: Qp::new(QpInit { qpn, qp_type: setup.qp_type, pd: PD, has_srq }), host, path, region }
+            let (qp_type, max_send_wr) = (setup.qp_type, setup.max_send_wr);
+            End { qp: Qp::new(QpInit { qpn, qp_type, pd: PD, has_srq, max_send_wr }), host, path, region }
         };
         Pair {
             now: 0,

@@ -6,8 +6,12 @@ use smallvec::smallvec;
 use super::{acquaint, ends, sent_by, wr};
 use crate::cc::{Aimd, FixedWindow};
 use crate::host::Count;
+use crate::recovery::PROBE_FLOOR;
 use crate::testing::{Fate, Pair, Setup, Who};
-use crate::verbs::{QpAttr, QpType, SendData, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus};
+use crate::verbs::{
+    Access, QpAttr, QpAttrMask, QpEvent, QpState, QpType, SendData, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode,
+    WcStatus,
+};
 
 const OK: WcStatus = WcStatus::Success;
 
@@ -392,6 +396,63 @@ fn an_ack_is_asked_for_where_the_program_waits_and_now_and_then() {
     assert_eq!(pair.a.host.released, 40);
     assert_eq!(pair.a.host.counted(Count::ProbeSent), 1);
     assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+}
+
+#[test]
+fn a_full_send_queue_has_asked_for_an_ack() {
+    for (max_send_wr, asked) in [(1, vec![0, 1, 2]), (2, vec![1]), (16, vec![8]), (17, vec![8]), (64, vec![16, 33, 50])]
+    {
+        let setup = Setup { max_send_wr, ..Setup::new(QpType::Rc) };
+        let messages = u64::from(max_send_wr.max(3));
+        assert_eq!(unsignaled(&mut Pair::with(&setup), messages, &[]), asked, "{max_send_wr}");
+    }
+}
+
+/// Nothing to wait for a timer for: the ACK that was not asked for with a WRITE is asked for when it is wanted.
+#[test]
+fn what_waits_for_the_end_of_others_asks_at_once() {
+    fn after_a_write(act: impl Fn(&mut Pair)) -> Pair {
+        let mut pair = Pair::new(QpType::Rc);
+        pair.a.host.windows[0] = Box::new(FixedWindow::new(Aimd::MAX));
+        acquaint(&mut pair);
+        let began = pair.now;
+        pair.post_flags(1, pair.write_op(0), 0, 8, SendFlags::empty());
+        pair.drain();
+        assert!(!sent_by(&pair, Who::A)[0].headers.bth.ack_req);
+        act(&mut pair);
+        pair.run();
+        assert!(pair.now - began < PROBE_FLOOR, "{} ns", pair.now - began);
+        assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+        pair
+    }
+    let local = |pair: &mut Pair, flags| {
+        let window = pair.a.host.memory.bind_window(7, 100, Access::REMOTE_READ);
+        pair.post_flags(2, SendOp::LocalInv { rkey: window.key }, 0, 0, flags);
+    };
+
+    let pair = after_a_write(|pair| local(pair, SendFlags::SIGNALED));
+    assert_eq!((ends(&pair.a.host.sent), pair.a.host.counted(Count::ProbeSent)), (vec![(2, OK)], 1));
+
+    // The message behind asks itself.
+    let pair = after_a_write(|pair| {
+        local(pair, SendFlags::SIGNALED);
+        local(pair, SendFlags::empty());
+        pair.post_flags(3, pair.write_op(0), 0, 8, SendFlags::empty());
+    });
+    assert_eq!((ends(&pair.a.host.sent), pair.a.host.released), (vec![(2, OK)], 4));
+    assert_eq!(pair.a.host.counted(Count::ProbeSent), 0);
+
+    let pair = after_a_write(|pair| {
+        let bad = Sge { lkey: pair.a.region.key + 1, ..pair.a.region.sge(0, 8) };
+        pair.post_wr(Who::A, wr(2, pair.write_op(0), &[bad]));
+    });
+    assert_eq!(ends(&pair.a.host.sent), [(2, WcStatus::LocProtErr)]);
+
+    let pair = after_a_write(|pair| {
+        let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+        pair.modify(Who::A, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+    });
+    assert_eq!(pair.a.host.events, [QpEvent::SqDrained]);
 }
 
 #[test]

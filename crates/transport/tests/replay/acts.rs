@@ -52,7 +52,7 @@ impl<'a> Node<'a> {
             rnr_retry: option("rnr", 7) as u8,
             ..QpAttr::default()
         };
-        let qp = Qp::new(QpInit { qpn: pair.qpn[own], qp_type, pd: 1, has_srq: false });
+        let qp = Qp::new(QpInit { qpn: pair.qpn[own], qp_type, pd: 1, has_srq: false, max_send_wr: 128 });
         self.played.push(Played::new(pair, self.end, qp));
         let now = self.now;
         let (qp, mut host) = self.lend(self.played.len() - 1, false);
