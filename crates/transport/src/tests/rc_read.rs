@@ -5,6 +5,7 @@ use ferroce_wire::{Aeth, Bth, Headers, Opcode as O, Psn, Reth, Syndrome};
 use super::{acquaint, answers, ends, sent_by};
 use crate::host::{Count, Drop};
 use crate::testing::{Fate, Pair, Region, Setup, Who};
+use crate::timer::ack_timeout;
 use crate::verbs::{Access, QpAttr, QpState, QpType, SendOp, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
@@ -56,6 +57,22 @@ fn a_missing_last_response_is_found_by_a_probe() {
     assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
     assert_eq!(requests(&pair), [(0x1001, 0, 3077), (0x1004, 3072, 5)]);
     assert_eq!((pair.a.host.counted(Count::Timeout), pair.a.host.counted(Count::ProbeSent)), (0, 1));
+}
+
+/// Nothing was acknowledged that a probe could repeat.
+#[test]
+fn a_queue_pair_that_only_reads_finds_it_by_the_ack_timeout() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.post(1, pair.read_op(0), 50_000, 8);
+    pair.run();
+    pair.drop_nth(Who::B, &[0]);
+    let began = pair.now;
+    pair.post(2, pair.read_op(0), 50_000, 8);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK), (2, OK)]);
+    assert_eq!((pair.a.host.counted(Count::Timeout), pair.a.host.counted(Count::ProbeSent)), (1, 0));
+    let nominal = ack_timeout(pair.a.qp.attr().timeout).expect("not endless");
+    assert!((nominal..=5 * nominal).contains(&(pair.now - began)), "{} ns", pair.now - began);
 }
 
 #[test]
