@@ -57,8 +57,9 @@ pub struct Cm {
     owing: BTreeSet<CmId>,
     /// Ids without an owner that only wait for their time to be over.
     waiting: BTreeSet<CmId>,
-    /// Ports whose listener has gone, and until when requests for them are dropped instead of rejected.
-    pub(crate) closing: BTreeMap<(ferroce_wire::mad::PortSpace, u16), Nanos>,
+    /// Ports whose listener has gone, and until when requests for them are dropped instead of rejected, whatever their port space:
+    /// a program may listen for datagrams next.
+    pub(crate) closing: BTreeMap<u16, Nanos>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     pub(crate) stats: Stats,

@@ -246,6 +246,11 @@ impl Cm {
         self.enter_timewait(now, id);
     }
 
+    /// The listener of a service's port has just gone.
+    pub(crate) fn is_closing(&self, now: Nanos, service: ServiceId) -> bool {
+        service.port().and_then(|(_, port)| self.closing.get(&port)).is_some_and(|until| *until > now)
+    }
+
     /// Gives an id up (`rdma_destroy_id`). A peer that is owed an answer gets one. No event comes any more. With a listener go the
     /// requests that were not taken ([`Cm::take_request`]).
     pub fn destroy(&mut self, now: Nanos, id: CmId) -> Result<(), CmError> {
@@ -254,9 +259,8 @@ impl Cm {
             self.destroy_waiting(now, id);
             let entry = self.owned(id)?;
             let port = entry.bound.map_or(0, |bound| bound.port());
-            let key = (entry.space, port);
             self.closing.retain(|_, until| *until > now);
-            self.closing.insert(key, now + CLOSING);
+            self.closing.insert(port, now + CLOSING);
         }
         self.disown(id);
         match state {

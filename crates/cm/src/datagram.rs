@@ -123,6 +123,9 @@ impl Cm {
             return Err(DropReason::Field { message: "SIDR_REQ", field: "address in its IP header" });
         }
         let Some(listener) = self.listener(Service::Datagram, req.service_id, arrival.dst) else {
+            if self.is_closing(now, req.service_id) {
+                return Err(DropReason::Closing);
+            }
             refuse(self, SidrStatus::UNSUPPORTED);
             return Err(DropReason::NotResolved);
         };

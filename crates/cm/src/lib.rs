@@ -30,7 +30,7 @@
 //! - **Peers are told apart by their address too**, not only by the CA GUID and numbers that they claim: nobody can end, reject or
 //!   mark as stale what belongs to another address. GIDs and IP header of a REQ must be those of its packet.
 //! - **A backlog that is full** drops requests, as TCP does; the peer asks again. Kernels reject.
-//! - **A listener that has just gone**: requests for its port are dropped for 0.3 s. Programs that take turns listen anew at once,
+//! - **A listener that has just gone**: requests for its port (in any port space) are dropped for 0.3 s. Programs that take turns listen anew at once,
 //!   and a rejection would end their peers. Kernels reject, and are saved by being slow.
 //! - **LAP** is refused: there is one path.
 

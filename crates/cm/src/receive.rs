@@ -312,8 +312,7 @@ impl Cm {
             return Err(DropReason::Rejected(reason));
         }
         let Some(listener) = self.listener(Service::Connected, req.service_id, arrival.dst) else {
-            let port = req.service_id.port();
-            if port.and_then(|port| self.closing.get(&port)).is_some_and(|until| *until > now) {
+            if self.is_closing(now, req.service_id) {
                 return Err(DropReason::Closing);
             }
             let reason = RejReason::INVALID_SERVICE_ID;

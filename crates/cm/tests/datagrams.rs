@@ -32,6 +32,25 @@ fn resolve(net: &mut Net) -> CmId {
 const ANSWER: AcceptDatagramParam<'static> =
     AcceptDatagramParam { qpn: 0x33, qkey: UDP_QKEY, private_data: b"me", ece: Ece { vendor_id: 0, attr_mod: 0 } };
 
+/// A program that takes turns on one port: first connections, then datagrams. The peer asks before it listens again.
+#[test]
+fn a_listener_of_another_port_space_was_just_there() {
+    let mut net = Net::new(2);
+    let connections = net.listen(1, 0);
+    net.at(1, |cm, now| cm.destroy(now, connections)).unwrap();
+    let id = resolve(&mut net);
+    net.run(10 * MS);
+    assert!(net.names(0).is_empty(), "there may be a listener in a moment");
+    listen(&mut net);
+    net.run(8 * SECOND);
+    let request = net.event(1);
+    net.at(1, |cm, now| cm.accept_datagram(now, request.id, &ANSWER)).unwrap();
+    net.run(SECOND);
+    let event = net.event(0);
+    assert_eq!((event.id, event.kind.status()), (id, 0));
+    assert!(matches!(event.kind, EventKind::Resolved { .. }), "{event:?}");
+}
+
 /// Lost requests and answers: one request for the program, one answer for the peer.
 #[test]
 fn resolved_once() {
