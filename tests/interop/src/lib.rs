@@ -9,6 +9,8 @@
 //! [`trouble`].
 
 pub mod agent;
+pub mod compile;
+pub mod counted;
 pub mod cpio;
 pub mod ends;
 pub mod guest;

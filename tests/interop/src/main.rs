@@ -13,10 +13,10 @@ use interop_tests::line::Options;
 use interop_tests::run::{Plan, Summary, run};
 use interop_tests::table::{Line, lines, smoke};
 use interop_tests::world::World;
-use interop_tests::{agent, image, needs};
+use interop_tests::{agent, compile, image, needs};
 use program_tests::known::matches;
 use program_tests::launch::{Launcher, Via};
-use program_tests::{compile, interrupt, net};
+use program_tests::{interrupt, net};
 
 /// Run stock verbs programs between Ferroce and the rxe of a Linux kernel in a virtual machine.
 #[derive(Parser)]
@@ -162,8 +162,10 @@ fn execute(lines: &[Line], settings: &Settings) -> Result<ExitCode> {
     let kernel = Kernel::find(&cache)?;
     let install = settings.install.clone().unwrap_or_else(|| target.join("ferroce"));
     let launcher = Launcher::new(&install, Via::Run, settings.uid)?;
+    program_tests::compile::all(&launcher.programs())?;
     compile::all(&launcher.programs())?;
-    let own = ["verify", "status"].map(|name| launcher.programs().join(name));
+    let own: Vec<PathBuf> =
+        ["verify", "status"].iter().chain(compile::PROGRAMS).map(|name| launcher.programs().join(name)).collect();
     let work = tempfile::Builder::new().prefix("ferroce-interop-").tempdir().context("cannot make a folder")?;
     let root = work.path().join("root.cpio");
     image::write(&kernel, &own, &root)?;

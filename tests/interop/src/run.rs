@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use program_tests::interrupt;
 
-use crate::line::{self, Counted, Options};
+use crate::counted::Counted;
+use crate::line::{self, Options};
 use crate::table::Line;
 use crate::trouble::{Blame, Trouble};
 use crate::world::World;
