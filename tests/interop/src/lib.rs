@@ -9,6 +9,7 @@
 //! [`trouble`].
 
 pub mod agent;
+pub mod capture;
 pub mod compile;
 pub mod counted;
 pub mod cpio;

@@ -1,6 +1,7 @@
 //! Runs one line and judges it: what the programs print, and what both ends count.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use program_tests::failure::Failure;
@@ -8,6 +9,7 @@ use program_tests::line::{UNTIL_LISTENING, next_port};
 use program_tests::parse;
 use program_tests::process::Finished;
 
+use crate::capture::{self, Tap};
 use crate::counted::Counted;
 use crate::ends::{Side, wait_all};
 use crate::table::{Kind, Line};
@@ -35,12 +37,13 @@ pub fn run(line: &Line, world: &World, options: &Options) -> Result<Counted, Tro
     let before = world.kernel_counters().map_err(Trouble::guest)?;
     let notes = world.notes().join("counters");
     let _ = fs::remove_file(&notes);
+    let captures = Captures::begin(line, world, options).map_err(Trouble::program)?;
     let mut env = vec![("FERROCE_COUNTERS", notes.display().to_string())];
-    let capture = options.captures.as_ref().map(|dir| dir.join(format!("{}.%p.pcap", line.id.replace('/', "_"))));
-    env.extend(capture.map(|path| ("FERROCE_PCAP", path.display().to_string())));
+    env.extend(captures.iter().map(|captures| ("FERROCE_PCAP", captures.pattern())));
     env.extend(line.row.fault.map(|fault| ("FERROCE_FAULT", fault.spec.to_owned())));
     env.extend(options.env.iter().map(|(name, value)| (name.as_str(), value.clone())));
     let ran = programs(line, world, &env);
+    let captures = captures.map(Captures::end).transpose().map_err(Trouble::program)?;
     let after = world.kernel_counters().map_err(Trouble::guest)?;
     let counted = Counted::new(&before, &after, &notes);
     let finished = match ran {
@@ -55,8 +58,60 @@ pub fn run(line: &Line, world: &World, options: &Options) -> Result<Counted, Tro
     for program in &finished {
         judge(line, program).map_err(protocol)?;
     }
+    if let (Some((ferroce, tap)), Some(opcodes)) = (captures, line.row.capture) {
+        capture::judge(&ferroce, &tap, opcodes).map_err(protocol)?;
+    }
     counted.check(line.row).map_err(protocol)?;
     Ok(counted)
+}
+
+/// Captures under way: Ferroce's own, a file for each process, and the tap's.
+struct Captures {
+    tap: Tap,
+    tap_file: PathBuf,
+    folder: PathBuf,
+    /// What the names of the files begin with.
+    name: String,
+    /// Files of earlier runs.
+    old: Vec<PathBuf>,
+}
+
+impl Captures {
+    /// Begins, if the line or the options ask for captures.
+    fn begin(line: &Line, world: &World, options: &Options) -> Result<Option<Captures>, Failure> {
+        let folder = match &options.captures {
+            Some(folder) => folder.clone(),
+            None if line.row.capture.is_some() => world.notes().to_owned(),
+            None => return Ok(None),
+        };
+        let name = format!("{}.", line.id.replace('/', "_"));
+        let tap_file = folder.join(format!("{name}tap.pcap"));
+        let tap = world.capture(&tap_file)?;
+        let mut captures = Captures { tap, tap_file, folder, name, old: Vec::new() };
+        captures.old = captures.files();
+        Ok(Some(captures))
+    }
+
+    /// FERROCE_PCAP.
+    fn pattern(&self) -> String {
+        self.folder.join(format!("{}%p.pcap", self.name)).display().to_string()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let ours = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&self.name) && name.ends_with(".pcap") && *path != self.tap_file
+        };
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(ours).collect()
+    }
+
+    /// Ends the captures; gives Ferroce's and the tap's.
+    fn end(self) -> Result<(Vec<PathBuf>, PathBuf), Failure> {
+        let new = self.files().into_iter().filter(|file| !self.old.contains(file)).collect();
+        self.tap.stop()?;
+        Ok((new, self.tap_file))
+    }
 }
 
 /// Runs the two programs of a line, Ferroce's with the environment `env`: server, client.

@@ -66,6 +66,8 @@ pub struct Row {
     pub limit_s: u64,
     /// The bad network that it runs on, if so.
     pub fault: Option<Fault>,
+    /// Ferroce and the tap capture, and the captures are dissected: opcodes (of the BTH) that must be in both.
+    pub capture: Option<&'static [u8]>,
     /// Belongs to the set that is run in one round of a hundred (`--set rc`).
     pub rc: bool,
 }
@@ -84,7 +86,7 @@ pub struct Line {
 }
 
 const fn row(program: &'static str, options: &'static str, kind: Kind) -> Row {
-    Row { program, options, kind, limit_s: 120, fault: None, rc: false }
+    Row { program, options, kind, limit_s: 120, fault: None, capture: None, rc: false }
 }
 
 /// In the set of RC lines.
@@ -106,6 +108,17 @@ const fn on(fault: Fault, row: Row) -> Row {
     Row { fault: Some(fault), limit_s: 240, ..row }
 }
 
+/// With captures that are dissected, in which these opcodes must be.
+const fn captured(opcodes: &'static [u8], row: Row) -> Row {
+    Row { capture: Some(opcodes), ..row }
+}
+
+/// SEND, WRITE, READ and its responses, acknowledgements, atomics.
+const RC_OPCODES: &[u8] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20];
+/// SEND and WRITE.
+const UC_OPCODES: &[u8] = &[32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43];
+/// SEND.
+const UD_OPCODES: &[u8] = &[100, 101];
 const fn pingpong(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Pingpong)
 }
@@ -186,6 +199,10 @@ pub static ROWS: &[Row] = &[
     own("verify", "-n 20 -c UD"),
     // What may not be: statuses at both ends.
     own("status", "--mode foreign"),
+    // Frames of both ends as Wireshark understands them.
+    captured(RC_OPCODES, own("verify", "-n 5 --largest 70000 -e")),
+    captured(UC_OPCODES, own("verify", "-n 5 --largest 70000 -c UC")),
+    captured(UD_OPCODES, own("verify", "-n 5 -c UD")),
     // A bad network. Not the pingpongs: an end that has its last message leaves at once, and if the acknowledgement that it
     // sent was lost, the other waits in vain (rxe without end), on every RDMA network.
     on(BAD, perf("ib_send_bw", "-n 50 -s 65536")),
@@ -224,6 +241,9 @@ impl Row {
         let mut name = self.program.to_owned();
         if let Some(fault) = self.fault {
             name = format!("{}/{name}", fault.name);
+        }
+        if self.capture.is_some() {
+            name = format!("capture/{name}");
         }
         if !self.options.is_empty() {
             name = format!("{name}/{}", self.options.replace(' ', ","));

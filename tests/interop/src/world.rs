@@ -13,6 +13,7 @@ use program_tests::parse;
 use program_tests::process::Running;
 use tempfile::TempDir;
 
+use crate::capture::Tap;
 use crate::ends::{End, Side};
 use crate::guest::{Guest, Machine};
 use crate::kernel::Kernel;
@@ -195,6 +196,11 @@ impl World {
     /// Address of a side for the programs' own TCP connection; stock programs know only IPv4 there.
     pub fn address(side: Side) -> &'static str {
         V4[side as usize]
+    }
+
+    /// Captures into `file` what passes the tap.
+    pub fn capture(&self, file: &Path) -> Result<Tap, Failure> {
+        Tap::start(self.namespace.name(), TAP, file, &self.launcher.output())
     }
 
     /// Starts a program on Ferroce, in a process with the environment `env`.
