@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use program_tests::failure::Failure;
 
 /// The programs: `NAME.c` beside the manifest.
-pub const PROGRAMS: &[&str] = &["bad_network"];
+pub const PROGRAMS: &[&str] = &["bad_network", "death", "errors"];
 
 /// Compiles all programs into `dir`.
 pub fn all(dir: &Path) -> Result<(), Failure> {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use program_tests::failure::Failure;
 
+use crate::ends::Side;
 use crate::table::{Fault, Row};
 
 /// Counters of Ferroce that must stay 0 on a good network.
@@ -47,18 +48,25 @@ impl Counted {
         Counted::of(&self.kernel, "udp_datagrams").saturating_sub(Counted::of(&self.kernel, "rcvd_pkts"))
     }
 
-    /// An error if a counter says that the ends do not understand each other, or that the row was not what it is for.
-    pub fn check(&self, row: &Row) -> Result<(), Failure> {
-        self.check_icrc(row.fault)?;
+    /// An error if a counter says that the ends do not understand each other, or that the row was not what it is for. `died`
+    /// is the side of which the program was ended by force.
+    pub fn check(&self, row: &Row, died: Option<Side>) -> Result<(), Failure> {
+        for (name, least) in row.at_least {
+            let value = Counted::of(&self.kernel, name);
+            if value < *least {
+                return Err(Failure::new(format!("rxe counts {value} {name}, not {least} or more")));
+            }
+        }
+        self.check_icrc(row.fault, died)?;
         match row.fault {
-            None => self.check_good_network(),
+            None => self.check_good_network(died),
             Some(_) if FAULTS.iter().any(|name| Counted::of(&self.ferroce, name) > 0) => Ok(()),
             Some(fault) => Err(Failure::new(format!("no packet suffered by {}", fault.spec))),
         }
     }
 
     /// Each ICRC that one end made is right for the other, unless it was corrupted on the way.
-    fn check_icrc(&self, fault: Option<Fault>) -> Result<(), Failure> {
+    fn check_icrc(&self, fault: Option<Fault>, died: Option<Side>) -> Result<(), Failure> {
         let corrupts = fault.is_some_and(|fault| fault.corrupts);
         let check = |who: &str, wrong: u64, checked: u64| match (wrong, checked) {
             (_, 0) => Err(Failure::new(format!("{who} checked no ICRC"))),
@@ -67,20 +75,26 @@ impl Counted {
             _ => Ok(()),
         };
         check("rxe", Counted::of(&self.kernel, "icrc_errors"), Counted::of(&self.kernel, "icrc_checked"))?;
+        if died == Some(Side::Ferroce) {
+            // It left no counters.
+            return Ok(());
+        }
         check("Ferroce", Counted::of(&self.ferroce, "rx_icrc_errors"), Counted::of(&self.ferroce, "rx_packets"))
     }
 
-    fn check_good_network(&self) -> Result<(), Failure> {
+    fn check_good_network(&self, died: Option<Side>) -> Result<(), Failure> {
         for name in FERROCE_ZERO {
             if Counted::of(&self.ferroce, name) > 0 {
                 return Err(Failure::new(format!("Ferroce counts {} {name}", self.ferroce[*name])));
             }
         }
+        let ferroce_died = died == Some(Side::Ferroce);
         // Gaps that are no fault: a full socket buffer makes one, and so does rxe for what is under way when it says that no
         // receive is posted.
         let gaps = [
             ("out_of_seq_request", Counted::of(&self.kernel, "send_rnr_err")),
-            ("rcvd_seq_err", Counted::of(&self.ferroce, "rx_drop_full")),
+            // What a program dropped that was ended by force, nobody knows.
+            ("rcvd_seq_err", if ferroce_died { u64::MAX } else { Counted::of(&self.ferroce, "rx_drop_full") }),
             ("send_err", 0),
         ];
         for (name, allowed) in gaps {
@@ -88,6 +102,10 @@ impl Counted {
             if value > allowed {
                 return Err(Failure::new(format!("rxe counts {value} {name}")));
             }
+        }
+        if died == Some(Side::Kernel) {
+            // What still comes for its queue pair is dropped.
+            return Ok(());
         }
         // Acknowledgements may come when the queue pair is gone: a few at the end.
         const LATE: u64 = 64;
@@ -139,7 +157,7 @@ mod tests {
     #[test]
     fn gaps_fail_unless_a_reason_is_known() {
         let good = row(|fault| fault.is_none());
-        let check = |kernel: &[_], ferroce: &[_]| counted(kernel, ferroce).check(good);
+        let check = |kernel: &[_], ferroce: &[_]| counted(kernel, ferroce).check(good, None);
         check(&[("rcvd_pkts", 100), ("udp_datagrams", 101)], &[]).expect("one came late");
         check(&[("rcvd_seq_err", 1)], &[]).expect_err("a gap");
         check(&[("rcvd_seq_err", 1)], &[("rx_drop_full", 9)]).expect("the buffer was full");
@@ -150,19 +168,38 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_was_ended_leaves_no_counters_and_a_queue_pair_that_is_gone() {
+        let good = row(|fault| fault.is_none());
+        let alone = Counted { ferroce: BTreeMap::new(), ..counted(&[("rcvd_seq_err", 1)], &[]) };
+        alone.check(good, Some(Side::Ferroce)).expect("Ferroce's buffer may have been full");
+        alone.check(good, Some(Side::Kernel)).expect_err("Ferroce's program lives");
+        let dropped = counted(&[("rcvd_pkts", 10), ("udp_datagrams", 300)], &[]);
+        dropped.check(good, Some(Side::Kernel)).expect("nobody is there");
+        dropped.check(good, Some(Side::Ferroce)).expect_err("rxe's program lives");
+        counted(&[("icrc_errors", 1)], &[]).check(good, Some(Side::Kernel)).expect_err("Ferroce's ICRC is right");
+    }
+
+    #[test]
+    fn a_row_must_have_done_what_it_is_for() {
+        let row = ROWS.iter().find(|row| !row.at_least.is_empty()).expect("there is such a row");
+        counted(&[], &[]).check(row, None).expect_err("was not done");
+        counted(row.at_least, &[]).check(row, None).expect("was done");
+    }
+
+    #[test]
     fn a_wrong_icrc_fails_unless_it_was_made_wrong() {
         let good = row(|fault| fault.is_none());
-        counted(&[], &[("rx_icrc_errors", 1)]).check(good).expect_err("rxe's ICRC is right");
-        counted(&[("icrc_errors", 1)], &[]).check(good).expect_err("Ferroce's ICRC is right");
-        Counted::default().check(good).expect_err("nothing was checked");
+        counted(&[], &[("rx_icrc_errors", 1)]).check(good, None).expect_err("rxe's ICRC is right");
+        counted(&[("icrc_errors", 1)], &[]).check(good, None).expect_err("Ferroce's ICRC is right");
+        Counted::default().check(good, None).expect_err("nothing was checked");
         let lost = ("fault_lost", 1);
         let bad = row(|fault| fault.is_some_and(|fault| !fault.corrupts));
-        counted(&[], &[lost]).check(bad).expect("lost packets have no ICRC");
-        counted(&[], &[]).check(bad).expect_err("the network was good");
-        counted(&[("icrc_errors", 1)], &[lost]).check(bad).expect_err("those that came are right");
+        counted(&[], &[lost]).check(bad, None).expect("lost packets have no ICRC");
+        counted(&[], &[]).check(bad, None).expect_err("the network was good");
+        counted(&[("icrc_errors", 1)], &[lost]).check(bad, None).expect_err("those that came are right");
         let corrupt = row(|fault| fault.is_some_and(|fault| fault.corrupts));
         let both = counted(&[("icrc_errors", 1)], &[("rx_icrc_errors", 1), ("fault_corrupted", 2)]);
-        both.check(corrupt).expect("both saw it");
-        counted(&[], &[("rx_icrc_errors", 1), ("fault_corrupted", 2)]).check(corrupt).expect_err("rxe did not");
+        both.check(corrupt, None).expect("both saw it");
+        counted(&[], &[("rx_icrc_errors", 1), ("fault_corrupted", 2)]).check(corrupt, None).expect_err("rxe did not");
     }
 }

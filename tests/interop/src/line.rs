@@ -1,5 +1,6 @@
 //! Runs one line and judges it: what the programs print, and what both ends count.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,8 +33,15 @@ pub struct Options {
     pub env: Vec<(String, String)>,
 }
 
+/// What the two programs of a row see where both ends are the kernel's, by place and row: lines of the server, of the client.
+pub type References = BTreeMap<(&'static str, String), [Vec<String>; 2]>;
+
 /// Runs a line; the world has entered its place.
-pub fn run(line: &Line, world: &World, options: &Options) -> Result<Counted, Trouble> {
+pub fn run(line: &Line, world: &World, options: &Options, references: &mut References) -> Result<Counted, Trouble> {
+    let reference = match line.row.kind {
+        Kind::Compared | Kind::Death => Some(reference(line, world, references)?),
+        Kind::Pingpong | Kind::Perftest | Kind::Own => None,
+    };
     let before = world.kernel_counters().map_err(Trouble::guest)?;
     let notes = world.notes().join("counters");
     let _ = fs::remove_file(&notes);
@@ -42,7 +50,7 @@ pub fn run(line: &Line, world: &World, options: &Options) -> Result<Counted, Tro
     env.extend(captures.iter().map(|captures| ("FERROCE_PCAP", captures.pattern())));
     env.extend(line.row.fault.map(|fault| ("FERROCE_FAULT", fault.spec.to_owned())));
     env.extend(options.env.iter().map(|(name, value)| (name.as_str(), value.clone())));
-    let ran = programs(line, world, &env);
+    let ran = programs(line, line.server.other(), world, &env);
     let captures = captures.map(Captures::end).transpose().map_err(Trouble::program)?;
     let after = world.kernel_counters().map_err(Trouble::guest)?;
     let counted = Counted::new(&before, &after, &notes);
@@ -58,10 +66,14 @@ pub fn run(line: &Line, world: &World, options: &Options) -> Result<Counted, Tro
     for program in &finished {
         judge(line, program).map_err(protocol)?;
     }
+    if let Some(reference) = reference {
+        compare(&finished, reference).map_err(protocol)?;
+    }
     if let (Some((ferroce, tap)), Some(opcodes)) = (captures, line.row.capture) {
         capture::judge(&ferroce, &tap, opcodes).map_err(protocol)?;
     }
-    counted.check(line.row).map_err(protocol)?;
+    let died = (line.row.kind == Kind::Death).then_some(line.server);
+    counted.check(line.row, died).map_err(protocol)?;
     Ok(counted)
 }
 
@@ -114,15 +126,57 @@ impl Captures {
     }
 }
 
-/// Runs the two programs of a line, Ferroce's with the environment `env`: server, client.
-fn programs(line: &Line, world: &World, env: &[(&str, String)]) -> Result<[Finished; 2], Failure> {
+/// What both ends of a line see if both are the kernel's. It is asked once.
+fn reference<'a>(line: &Line, world: &World, references: &'a mut References) -> Result<&'a [Vec<String>; 2], Trouble> {
+    let key = (line.place.name, line.row.name());
+    if !references.contains_key(&key) {
+        let kernels = Line { server: Side::Kernel, ..line.clone() };
+        let seen = programs(&kernels, Side::Kernel, world, &[]).map(|finished| finished.each_ref().map(saw));
+        let seen = seen.map_err(|failure| {
+            Trouble::guest(Failure::new("two programs on the kernel's rxe do not work").with(failure.to_string()))
+        })?;
+        references.insert(key.clone(), seen);
+    }
+    Ok(&references[&key])
+}
+
+/// What a program says that it saw.
+fn saw(program: &Finished) -> Vec<String> {
+    program.stdout.lines().filter_map(|line| line.strip_prefix("saw ")).map(str::to_owned).collect()
+}
+
+/// An error unless both ends saw what two kernels see.
+fn compare(finished: &[Finished; 2], reference: &[Vec<String>; 2]) -> Result<(), Failure> {
+    if reference.iter().all(Vec::is_empty) {
+        return Err(Failure::new("two kernels saw nothing"));
+    }
+    for (program, reference) in finished.iter().zip(reference) {
+        let seen = saw(program);
+        let longer = seen.len().max(reference.len());
+        if let Some(at) = (0..longer).find(|&at| seen.get(at) != reference.get(at)) {
+            let told = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
+            let what =
+                format!("{} saw {:?} where with two kernels it is {:?}", program.name, told(&seen), told(reference));
+            return Err(Failure::new(what).with(program.report()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the two programs of a line, the client on the side `client`, Ferroce's with the environment `env`: server, client.
+fn programs(line: &Line, client: Side, world: &World, env: &[(&str, String)]) -> Result<[Finished; 2], Failure> {
     let row = line.row;
     let limit = Duration::from_secs(row.limit_s);
     let port = next_port();
+    // On which a client says that the transfer is under way.
+    let under_way = next_port();
     let start = |role: &str, side: Side| {
         let mut args = arguments(line, world, side, port);
         if role == "client" {
             args.push(World::address(line.server).to_owned());
+        }
+        if row.kind == Kind::Death {
+            args.extend(["-n".to_owned(), under_way.to_string()]);
         }
         match side {
             Side::Ferroce => {
@@ -137,8 +191,15 @@ fn programs(line: &Line, world: &World, env: &[(&str, String)]) -> Result<[Finis
     };
     let mut server = start("server", line.server)?;
     server.wait_listening(world.agent()?, port, UNTIL_LISTENING)?;
-    let client = start("client", line.server.other())?;
-    let finished = wait_all(vec![server, client], limit)?;
+    let mut client = start("client", client)?;
+    let finished = if row.kind == Kind::Death {
+        client.wait_listening(world.agent()?, under_way, limit)?;
+        let server = server.kill()?;
+        let mut client = wait_all(vec![client], limit)?;
+        vec![server, client.remove(0)]
+    } else {
+        wait_all(vec![server, client], limit)?
+    };
     Ok(finished.try_into().expect("two were started"))
 }
 
@@ -151,7 +212,7 @@ fn arguments(line: &Line, world: &World, side: Side, port: u16) -> Vec<String> {
     args
 }
 
-/// Judges what one end printed. Its exit code was 0.
+/// Judges what one end printed. Its exit code was 0, unless it was killed.
 fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
     let fail = |what: &str| Err(Failure::new(format!("{} {what}", program.name)).with(program.report()));
     match line.row.kind {
@@ -165,10 +226,41 @@ fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
             // The server of a one-way test measures nothing and prints an empty table.
             if rows.is_empty() && program.name.starts_with("client") { fail("printed no result") } else { Ok(()) }
         }
-        Kind::Own => {
+        Kind::Death if program.name.starts_with("server") => program.check_stderr(&[]),
+        Kind::Own | Kind::Compared | Kind::Death => {
             program.check_stderr(&[])?;
             let good = program.stdout.lines().any(|line| line.starts_with("ok "));
             if good { Ok(()) } else { fail("did not say ok") }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    fn finished(stdout: &str) -> Finished {
+        Finished {
+            name: "client".to_owned(),
+            status: ExitStatus::from_raw(0),
+            stdout: stdout.to_owned(),
+            stderr: String::new(),
+            took: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn what_was_seen_is_compared() {
+        let two = |server: &str, client: &str| [finished(server), finished(client)];
+        let reference = two("saw a\nb\nsaw c\n", "saw d\nok\n").each_ref().map(saw);
+        compare(&two("saw a\nsaw c\nmore", "saw d"), &reference).expect("only what was seen counts");
+        let failure = compare(&two("saw a\nsaw x", "saw d"), &reference).expect_err("x is not c");
+        assert_eq!(failure.what(), "client saw \"x\" where with two kernels it is \"c\"");
+        compare(&two("saw a", "saw d"), &reference).expect_err("c was not seen");
+        compare(&two("saw a\nsaw c", "saw d\nsaw e"), &reference).expect_err("e was seen besides");
+        compare(&two("", ""), &two("", "").each_ref().map(saw)).expect_err("nothing was compared");
     }
 }

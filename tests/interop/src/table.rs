@@ -40,6 +40,10 @@ pub enum Kind {
     Perftest,
     /// A C program of `tests/programs` or of this folder, which checks every byte.
     Own,
+    /// Such a program, of which each end tells what it saw: that must be what it sees where both ends are the kernel's.
+    Compared,
+    /// The same; the server is ended by kill -9 while the transfer runs.
+    Death,
 }
 
 /// A bad network, which Ferroce's fault middleware makes.
@@ -68,6 +72,8 @@ pub struct Row {
     pub fault: Option<Fault>,
     /// Ferroce and the tap capture, and the captures are dissected: opcodes (of the BTH) that must be in both.
     pub capture: Option<&'static [u8]>,
+    /// What rxe must count at least, or else the row did not do what it is for: names of counters.
+    pub at_least: &'static [(&'static str, u64)],
     /// Belongs to the set that is run in one round of a hundred (`--set rc`).
     pub rc: bool,
 }
@@ -86,7 +92,7 @@ pub struct Line {
 }
 
 const fn row(program: &'static str, options: &'static str, kind: Kind) -> Row {
-    Row { program, options, kind, limit_s: 120, fault: None, capture: None, rc: false }
+    Row { program, options, kind, limit_s: 120, fault: None, capture: None, at_least: &[], rc: false }
 }
 
 /// In the set of RC lines.
@@ -119,6 +125,9 @@ const RC_OPCODES: &[u8] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 const UC_OPCODES: &[u8] = &[32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43];
 /// SEND.
 const UD_OPCODES: &[u8] = &[100, 101];
+/// SEND with invalidate, and NAKs among the acknowledgements.
+const ERROR_OPCODES: &[u8] = &[17, 22, 23];
+
 const fn pingpong(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Pingpong)
 }
@@ -129,6 +138,15 @@ const fn perf(program: &'static str, options: &'static str) -> Row {
 
 const fn own(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Own)
+}
+
+/// Rights and keys across; "no receive" has its own counter: rnr_retry 7 means without end, so more than 7 refusals each way.
+const fn errors() -> Row {
+    Row { at_least: &[("send_rnr_err", 20), ("rcvd_rnr_err", 20)], ..row("errors", "", Kind::Compared) }
+}
+
+const fn death(options: &'static str) -> Row {
+    row("death", options, Kind::Death)
 }
 
 /// The rows. The guest moves a few MB/s: few iterations. `-o 16`: a program asks its device for as many outstanding READs
@@ -199,10 +217,18 @@ pub static ROWS: &[Row] = &[
     own("verify", "-n 20 -c UD"),
     // What may not be: statuses at both ends.
     own("status", "--mode foreign"),
+    errors(),
+    // The server's end is the end of its requests, and of nothing else.
+    death("--mode write"),
+    death("--mode read"),
+    death("--mode atomic"),
+    death("--mode send"),
+    death("--mode receive"),
     // Frames of both ends as Wireshark understands them.
     captured(RC_OPCODES, own("verify", "-n 5 --largest 70000 -e")),
     captured(UC_OPCODES, own("verify", "-n 5 --largest 70000 -c UC")),
     captured(UD_OPCODES, own("verify", "-n 5 -c UD")),
+    captured(ERROR_OPCODES, errors()),
     // A bad network. Not the pingpongs: an end that has its last message leaves at once, and if the acknowledgement that it
     // sent was lost, the other waits in vain (rxe without end), on every RDMA network.
     on(BAD, perf("ib_send_bw", "-n 50 -s 65536")),
@@ -229,6 +255,9 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ib_atomic_lat/-o,16,-n,50", &["1500-v4"]),
     ("verify/-n,5,--largest,70000,-e", &["1500-v4", "9000-v6"]),
     ("verify/-n,20,-c,UD", &["1500-v4"]),
+    ("errors", &["1500-v4"]),
+    ("death/--mode,write", &["1500-v4"]),
+    ("death/--mode,receive", &["1500-v4"]),
     ("bad/ib_write_bw/-n,50,-s,65536,-b", &["1500-v4"]),
     ("bad/ib_read_bw/-o,16,-n,50,-s,65536,-b", &["1500-v4"]),
     ("bad/bad_network/-n,3", &["1500-v4"]),
