@@ -1,5 +1,6 @@
 //! The two ends of a line: a program here on Ferroce, or one in the guest on rxe.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use program_tests::failure::Failure;
 use program_tests::interrupt;
 use program_tests::process::{Finished, Running, ended_how};
+use rustix::process::Signal;
 
 use crate::remote::{self, Agent, Reply, Request, Ticket};
 
@@ -90,6 +92,30 @@ impl End {
             interrupt::check()?;
             sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Ends the program as `kill -9` does, and waits until it has ended; an error if something else had ended it.
+    pub fn kill(mut self) -> Result<Finished, Failure> {
+        match &self {
+            End::Here(running) => running.kill_program(),
+            End::There(remote) => remote.ticket.end(),
+        }
+        let deadline = Instant::now() + GRACE;
+        while self.poll()?.is_none() {
+            if Instant::now() > deadline {
+                return Err(Failure::new(format!("{} was killed and did not end within {GRACE:?}", self.name())));
+            }
+            interrupt::check()?;
+            sleep(LOOK_AGAIN);
+        }
+        let finished = self.finish()?;
+        // `ferroce run` passes the signal on as an exit code.
+        let killed = Signal::KILL.as_raw();
+        if finished.status.signal() == Some(killed) || finished.status.code() == Some(128 + killed) {
+            return Ok(finished);
+        }
+        let what = format!("{} {} before it was killed", finished.name, ended_how(finished.status));
+        Err(Failure::new(what).with(finished.report()))
     }
 
     fn poll(&mut self) -> Result<Option<ExitStatus>, Failure> {

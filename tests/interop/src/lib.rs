@@ -9,6 +9,9 @@
 //! [`trouble`].
 
 pub mod agent;
+pub mod capture;
+pub mod compile;
+pub mod counted;
 pub mod cpio;
 pub mod ends;
 pub mod guest;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use program_tests::failure::Failure;
@@ -10,7 +10,9 @@ use program_tests::line::{UNTIL_LISTENING, next_port};
 use program_tests::parse;
 use program_tests::process::Finished;
 
-use crate::ends::{End, Side, wait_all};
+use crate::capture::{self, Tap};
+use crate::counted::Counted;
+use crate::ends::{Side, wait_all};
 use crate::table::{Kind, Line};
 use crate::trouble::Trouble;
 use crate::world::World;
@@ -22,17 +24,6 @@ const PERFTEST_REMARKS: &[&str] = &[
     "Device not recognized to implement inline feature. Disabling it",
 ];
 
-/// Counters of Ferroce that must stay 0 on a good network.
-const FERROCE_ZERO: &[&str] = &[
-    "rx_icrc_errors",
-    "rx_too_short",
-    "rx_bad_version",
-    "rx_bad_pad",
-    "rx_bad_datagram",
-    "tx_unreachable",
-    "tx_fault",
-];
-
 /// How a line is run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -42,69 +33,174 @@ pub struct Options {
     pub env: Vec<(String, String)>,
 }
 
-/// What both ends counted during a line.
-#[derive(Clone, Debug, Default)]
-pub struct Counted {
-    /// rxe's counters, as differences.
-    pub kernel: BTreeMap<String, u64>,
-    /// Ferroce's.
-    pub ferroce: BTreeMap<String, u64>,
-}
+/// What the two programs of a row see where both ends are the kernel's, by place and row: lines of the server, of the client.
+pub type References = BTreeMap<(&'static str, String), [Vec<String>; 2]>;
 
 /// Runs a line; the world has entered its place.
-pub fn run(line: &Line, world: &World, options: &Options) -> Result<Counted, Trouble> {
+pub fn run(line: &Line, world: &World, options: &Options, references: &mut References) -> Result<Counted, Trouble> {
+    let reference = match line.row.kind {
+        Kind::Compared | Kind::Death => Some(reference(line, world, references)?),
+        Kind::Pingpong | Kind::Perftest | Kind::Own => None,
+    };
     let before = world.kernel_counters().map_err(Trouble::guest)?;
     let notes = world.notes().join("counters");
     let _ = fs::remove_file(&notes);
-    let ran = programs(line, world, options, &notes);
+    let captures = Captures::begin(line, world, options).map_err(Trouble::program)?;
+    let mut env = vec![("FERROCE_COUNTERS", notes.display().to_string())];
+    env.extend(captures.iter().map(|captures| ("FERROCE_PCAP", captures.pattern())));
+    env.extend(line.row.fault.map(|fault| ("FERROCE_FAULT", fault.spec.to_owned())));
+    env.extend(options.env.iter().map(|(name, value)| (name.as_str(), value.clone())));
+    let ran = programs(line, line.server.other(), world, &env);
+    let captures = captures.map(Captures::end).transpose().map_err(Trouble::program)?;
     let after = world.kernel_counters().map_err(Trouble::guest)?;
-    let grown = |(name, value): (&String, &u64)| (name.clone(), value - before.get(name).unwrap_or(value).min(value));
-    let counted = Counted { kernel: after.iter().map(grown).collect(), ferroce: ferroce_counters(&notes) };
+    let counted = Counted::new(&before, &after, &notes);
     let finished = match ran {
         Ok(finished) => finished,
         Err(failure) => {
             let failure = failure.with(counted.show());
             // Without a packet it is not the protocol that failed.
-            let packets = counted.kernel["rcvd_pkts"] + counted.kernel["sent_pkts"];
-            return Err(if packets == 0 { Trouble::program(failure) } else { Trouble::protocol(failure) });
+            return Err(if counted.any() { Trouble::protocol(failure) } else { Trouble::program(failure) });
         }
     };
+    let protocol = |failure: Failure| Trouble::protocol(failure.with(counted.show()));
     for program in &finished {
-        judge(line, program).map_err(|failure| Trouble::protocol(failure.with(counted.show())))?;
+        judge(line, program).map_err(protocol)?;
     }
-    if line.row.fault.is_none() {
-        counted.check().map_err(|failure| Trouble::protocol(failure.with(counted.show())))?;
+    if let Some(reference) = reference {
+        compare(&finished, reference).map_err(protocol)?;
     }
+    if let (Some((ferroce, tap)), Some(opcodes)) = (captures, line.row.capture) {
+        capture::judge(&ferroce, &tap, opcodes).map_err(protocol)?;
+    }
+    let died = (line.row.kind == Kind::Death).then_some(line.server);
+    counted.check(line.row, died).map_err(protocol)?;
     Ok(counted)
 }
 
-fn programs(line: &Line, world: &World, options: &Options, notes: &Path) -> Result<Vec<Finished>, Failure> {
+/// Captures under way: Ferroce's own, a file for each process, and the tap's.
+struct Captures {
+    tap: Tap,
+    tap_file: PathBuf,
+    folder: PathBuf,
+    /// What the names of the files begin with.
+    name: String,
+    /// Files of earlier runs.
+    old: Vec<PathBuf>,
+}
+
+impl Captures {
+    /// Begins, if the line or the options ask for captures.
+    fn begin(line: &Line, world: &World, options: &Options) -> Result<Option<Captures>, Failure> {
+        let folder = match &options.captures {
+            Some(folder) => folder.clone(),
+            None if line.row.capture.is_some() => world.notes().to_owned(),
+            None => return Ok(None),
+        };
+        let name = format!("{}.", line.id.replace('/', "_"));
+        let tap_file = folder.join(format!("{name}tap.pcap"));
+        let tap = world.capture(&tap_file)?;
+        let mut captures = Captures { tap, tap_file, folder, name, old: Vec::new() };
+        captures.old = captures.files();
+        Ok(Some(captures))
+    }
+
+    /// FERROCE_PCAP.
+    fn pattern(&self) -> String {
+        self.folder.join(format!("{}%p.pcap", self.name)).display().to_string()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let ours = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&self.name) && name.ends_with(".pcap") && *path != self.tap_file
+        };
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(ours).collect()
+    }
+
+    /// Ends the captures; gives Ferroce's and the tap's.
+    fn end(self) -> Result<(Vec<PathBuf>, PathBuf), Failure> {
+        let new = self.files().into_iter().filter(|file| !self.old.contains(file)).collect();
+        self.tap.stop()?;
+        Ok((new, self.tap_file))
+    }
+}
+
+/// What both ends of a line see if both are the kernel's. It is asked once.
+fn reference<'a>(line: &Line, world: &World, references: &'a mut References) -> Result<&'a [Vec<String>; 2], Trouble> {
+    let key = (line.place.name, line.row.name());
+    if !references.contains_key(&key) {
+        let kernels = Line { server: Side::Kernel, ..line.clone() };
+        let seen = programs(&kernels, Side::Kernel, world, &[]).map(|finished| finished.each_ref().map(saw));
+        let seen = seen.map_err(|failure| {
+            Trouble::guest(Failure::new("two programs on the kernel's rxe do not work").with(failure.to_string()))
+        })?;
+        references.insert(key.clone(), seen);
+    }
+    Ok(&references[&key])
+}
+
+/// What a program says that it saw.
+fn saw(program: &Finished) -> Vec<String> {
+    program.stdout.lines().filter_map(|line| line.strip_prefix("saw ")).map(str::to_owned).collect()
+}
+
+/// An error unless both ends saw what two kernels see.
+fn compare(finished: &[Finished; 2], reference: &[Vec<String>; 2]) -> Result<(), Failure> {
+    if reference.iter().all(Vec::is_empty) {
+        return Err(Failure::new("two kernels saw nothing"));
+    }
+    for (program, reference) in finished.iter().zip(reference) {
+        let seen = saw(program);
+        let longer = seen.len().max(reference.len());
+        if let Some(at) = (0..longer).find(|&at| seen.get(at) != reference.get(at)) {
+            let told = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
+            let what =
+                format!("{} saw {:?} where with two kernels it is {:?}", program.name, told(&seen), told(reference));
+            return Err(Failure::new(what).with(program.report()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the two programs of a line, the client on the side `client`, Ferroce's with the environment `env`: server, client.
+fn programs(line: &Line, client: Side, world: &World, env: &[(&str, String)]) -> Result<[Finished; 2], Failure> {
+    let row = line.row;
+    let limit = Duration::from_secs(row.limit_s);
     let port = next_port();
-    let start = |side: Side| {
-        let role = if side == line.server { "server" } else { "client" };
-        let args = arguments(line, world, side, port);
+    // On which a client says that the transfer is under way.
+    let under_way = next_port();
+    let start = |role: &str, side: Side| {
+        let mut args = arguments(line, world, side, port);
+        if role == "client" {
+            args.push(World::address(line.server).to_owned());
+        }
+        if row.kind == Kind::Death {
+            args.extend(["-n".to_owned(), under_way.to_string()]);
+        }
         match side {
             Side::Ferroce => {
-                let notes = notes.display().to_string();
-                let capture =
-                    options.captures.as_ref().map(|dir| dir.join(format!("{}.%p.pcap", line.id.replace('/', "_"))));
-                let capture = capture.map(|path| path.display().to_string());
-                let mut env = vec![("FERROCE_COUNTERS", notes.as_str())];
-                env.extend(capture.as_deref().map(|path| ("FERROCE_PCAP", path)));
-                env.extend(line.row.fault.map(|fault| ("FERROCE_FAULT", fault)));
-                env.extend(options.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-                world.on_ferroce(line.row.program, &args, &env, &format!("{role} {} (Ferroce)", line.row.program))
+                let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+                world.on_ferroce(row.program, &args, &env, &format!("{role} {} (Ferroce)", row.program))
             }
             Side::Kernel => {
-                let limit = Duration::from_secs(line.row.limit_s) + UNTIL_LISTENING;
-                world.on_kernel(line.row.program, &args, limit, &format!("{role} {} (kernel)", line.row.program))
+                let name = format!("{role} {} (kernel)", row.program);
+                world.on_kernel(row.program, &args, limit + UNTIL_LISTENING, &name)
             }
         }
     };
-    let mut server = start(line.server)?;
+    let mut server = start("server", line.server)?;
     server.wait_listening(world.agent()?, port, UNTIL_LISTENING)?;
-    let client: End = start(line.server.other())?;
-    wait_all(vec![server, client], Duration::from_secs(line.row.limit_s))
+    let mut client = start("client", client)?;
+    let finished = if row.kind == Kind::Death {
+        client.wait_listening(world.agent()?, under_way, limit)?;
+        let server = server.kill()?;
+        let mut client = wait_all(vec![client], limit)?;
+        vec![server, client.remove(0)]
+    } else {
+        wait_all(vec![server, client], limit)?
+    };
+    Ok(finished.try_into().expect("two were started"))
 }
 
 fn arguments(line: &Line, world: &World, side: Side, port: u16) -> Vec<String> {
@@ -113,13 +209,10 @@ fn arguments(line: &Line, world: &World, side: Side, port: u16) -> Vec<String> {
     let gid = if line.row.kind == Kind::Perftest { "-x" } else { "-g" };
     args.extend([gid.to_owned(), world.gid(line.place, side).to_string()]);
     args.extend(["-p".to_owned(), port.to_string()]);
-    if side != line.server {
-        args.push(World::address(line.server).to_owned());
-    }
     args
 }
 
-/// Judges what one end printed. Its exit code was 0.
+/// Judges what one end printed. Its exit code was 0, unless it was killed.
 fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
     let fail = |what: &str| Err(Failure::new(format!("{} {what}", program.name)).with(program.report()));
     match line.row.kind {
@@ -133,7 +226,8 @@ fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
             // The server of a one-way test measures nothing and prints an empty table.
             if rows.is_empty() && program.name.starts_with("client") { fail("printed no result") } else { Ok(()) }
         }
-        Kind::Own => {
+        Kind::Death if program.name.starts_with("server") => program.check_stderr(&[]),
+        Kind::Own | Kind::Compared | Kind::Death => {
             program.check_stderr(&[])?;
             let good = program.stdout.lines().any(|line| line.starts_with("ok "));
             if good { Ok(()) } else { fail("did not say ok") }
@@ -141,89 +235,32 @@ fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
     }
 }
 
-/// Sum over all processes that left counters.
-fn ferroce_counters(path: &Path) -> BTreeMap<String, u64> {
-    let mut counters = BTreeMap::new();
-    for line in fs::read_to_string(path).unwrap_or_default().lines() {
-        let mut fields = line.split('\t').skip(1);
-        if let (Some(name), Some(Ok(value))) = (fields.next(), fields.next().map(str::parse::<u64>)) {
-            *counters.entry(name.to_owned()).or_default() += value;
-        }
-    }
-    counters
-}
-
-impl Counted {
-    fn of(map: &BTreeMap<String, u64>, name: &str) -> u64 {
-        map.get(name).copied().unwrap_or(0)
-    }
-
-    /// Packets that reached the kernel's UDP port and that rxe dropped before it counted them: a wrong ICRC, or no such
-    /// queue pair any more. (rxe has no counter of ICRC errors.)
-    pub fn dropped_by_kernel(&self) -> u64 {
-        Counted::of(&self.kernel, "udp_datagrams").saturating_sub(Counted::of(&self.kernel, "rcvd_pkts"))
-    }
-
-    /// An error if a counter says that the ends do not understand each other.
-    pub fn check(&self) -> Result<(), Failure> {
-        for name in FERROCE_ZERO {
-            if Counted::of(&self.ferroce, name) > 0 {
-                return Err(Failure::new(format!("Ferroce counts {} {name}", self.ferroce[*name])));
-            }
-        }
-        // Gaps that are no fault: a full socket buffer makes one, and so does rxe for what is under way when it says that no
-        // receive is posted.
-        let gaps = [
-            ("out_of_seq_request", Counted::of(&self.kernel, "send_rnr_err")),
-            ("rcvd_seq_err", Counted::of(&self.ferroce, "rx_drop_full")),
-            ("send_err", 0),
-        ];
-        for (name, allowed) in gaps {
-            let value = Counted::of(&self.kernel, name);
-            if value > allowed {
-                return Err(Failure::new(format!("rxe counts {value} {name}")));
-            }
-        }
-        // Acknowledgements may come when the queue pair is gone: a few at the end.
-        const LATE: u64 = 64;
-        let (dropped, got) = (self.dropped_by_kernel(), Counted::of(&self.kernel, "rcvd_pkts"));
-        if dropped > LATE.min(got / 4 + 2) {
-            return Err(Failure::new(format!(
-                "rxe dropped {dropped} packets of {}: is their ICRC wrong?",
-                got + dropped
-            )));
-        }
-        Ok(())
-    }
-
-    /// Counters that are not 0, for a report.
-    pub fn show(&self) -> String {
-        let side = |name: &str, map: &BTreeMap<String, u64>| {
-            let parts: Vec<String> =
-                map.iter().filter(|(_, value)| **value > 0).map(|(name, value)| format!("{name} {value}")).collect();
-            format!("{name} counted: {}", parts.join(", "))
-        };
-        format!("{}\n{}", side("rxe", &self.kernel), side("Ferroce", &self.ferroce))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
     use super::*;
 
-    fn counted(kernel: &[(&str, u64)], ferroce: &[(&str, u64)]) -> Counted {
-        let map = |pairs: &[(&str, u64)]| pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        Counted { kernel: map(kernel), ferroce: map(ferroce) }
+    fn finished(stdout: &str) -> Finished {
+        Finished {
+            name: "client".to_owned(),
+            status: ExitStatus::from_raw(0),
+            stdout: stdout.to_owned(),
+            stderr: String::new(),
+            took: Duration::ZERO,
+        }
     }
 
     #[test]
-    fn gaps_fail_unless_a_reason_is_known() {
-        counted(&[("rcvd_pkts", 100), ("udp_datagrams", 101)], &[]).check().expect("one came late");
-        counted(&[("rcvd_seq_err", 1)], &[]).check().expect_err("a gap");
-        counted(&[("rcvd_seq_err", 1)], &[("rx_drop_full", 9)]).check().expect("the buffer was full");
-        counted(&[("out_of_seq_request", 1)], &[]).check().expect_err("a gap");
-        counted(&[("out_of_seq_request", 1), ("send_rnr_err", 1)], &[]).check().expect("no receive was posted");
-        counted(&[("rcvd_pkts", 10), ("udp_datagrams", 30)], &[]).check().expect_err("rxe dropped most");
-        counted(&[], &[("rx_icrc_errors", 1)]).check().expect_err("rxe's ICRC is right");
+    fn what_was_seen_is_compared() {
+        let two = |server: &str, client: &str| [finished(server), finished(client)];
+        let reference = two("saw a\nb\nsaw c\n", "saw d\nok\n").each_ref().map(saw);
+        compare(&two("saw a\nsaw c\nmore", "saw d"), &reference).expect("only what was seen counts");
+        let failure = compare(&two("saw a\nsaw x", "saw d"), &reference).expect_err("x is not c");
+        assert_eq!(failure.what(), "client saw \"x\" where with two kernels it is \"c\"");
+        compare(&two("saw a", "saw d"), &reference).expect_err("c was not seen");
+        compare(&two("saw a\nsaw c", "saw d\nsaw e"), &reference).expect_err("e was seen besides");
+        compare(&two("", ""), &two("", "").each_ref().map(saw)).expect_err("nothing was compared");
     }
 }

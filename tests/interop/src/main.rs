@@ -13,10 +13,10 @@ use interop_tests::line::Options;
 use interop_tests::run::{Plan, Summary, run};
 use interop_tests::table::{Line, lines, smoke};
 use interop_tests::world::World;
-use interop_tests::{agent, image, needs};
+use interop_tests::{agent, compile, image, needs};
 use program_tests::known::matches;
 use program_tests::launch::{Launcher, Via};
-use program_tests::{compile, interrupt, net};
+use program_tests::{interrupt, net};
 
 /// Run stock verbs programs between Ferroce and the rxe of a Linux kernel in a virtual machine.
 #[derive(Parser)]
@@ -24,7 +24,8 @@ use program_tests::{compile, interrupt, net};
     name = "interop-tests",
     disable_version_flag = true,
     after_help = "\
-Needs root (a network namespace and a tap device), QEMU, and once the package mirror, for Debian's kernel.
+Needs root (a network namespace and a tap device), QEMU, and once the package mirror, for Debian's kernel. Lines of which
+captures are dissected (capture/) need tshark.
 
 Examples:
   interop-tests list 1500-v4
@@ -85,7 +86,7 @@ struct Settings {
     /// Install missing Debian packages
     #[arg(long)]
     install_packages: bool,
-    /// Write Ferroce's captures of all lines into this folder
+    /// Write captures of all lines into this folder: what Ferroce captured, and what passed the tap
     #[arg(long, value_name = "DIR")]
     captures: Option<PathBuf>,
     /// Variable for Ferroce's programs
@@ -154,7 +155,8 @@ fn select(filter: &Filter) -> Result<Vec<Line>> {
 
 fn execute(lines: &[Line], settings: &Settings) -> Result<ExitCode> {
     interrupt::install().context("cannot handle signals")?;
-    needs::check(settings.install_packages)?;
+    let captures = settings.captures.is_some() || lines.iter().any(|line| line.row.capture.is_some());
+    needs::check_all(settings.install_packages, captures)?;
     net::remove_leftovers();
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
     let cache = settings.cache.clone().unwrap_or_else(|| target.join("interop"));
@@ -162,8 +164,10 @@ fn execute(lines: &[Line], settings: &Settings) -> Result<ExitCode> {
     let kernel = Kernel::find(&cache)?;
     let install = settings.install.clone().unwrap_or_else(|| target.join("ferroce"));
     let launcher = Launcher::new(&install, Via::Run, settings.uid)?;
+    program_tests::compile::all(&launcher.programs())?;
     compile::all(&launcher.programs())?;
-    let own = ["verify", "status"].map(|name| launcher.programs().join(name));
+    let own: Vec<PathBuf> =
+        ["verify", "status"].iter().chain(compile::PROGRAMS).map(|name| launcher.programs().join(name)).collect();
     let work = tempfile::Builder::new().prefix("ferroce-interop-").tempdir().context("cannot make a folder")?;
     let root = work.path().join("root.cpio");
     image::write(&kernel, &own, &root)?;

@@ -34,6 +34,9 @@ pub const TOOLS: &[Tool] = &[
     tool("ib_write_bw", "perftest"),
 ];
 
+/// Programs of the host that capture and dissect.
+pub const CAPTURE_TOOLS: &[Tool] = &[tool("tshark", "tshark"), tool("dumpcap", "wireshark-common")];
+
 /// Files of the guest that belong to no program.
 pub const FILES: &[Tool] = &[
     tool("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
@@ -49,9 +52,10 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Debian packages that are missing, each once.
-pub fn missing_packages() -> Vec<&'static str> {
-    let tools = TOOLS.iter().filter(|tool| find(tool.program).is_none());
+/// Debian packages that are missing, each once; `captures` are wanted, or not.
+pub fn missing_packages(captures: bool) -> Vec<&'static str> {
+    let more = if captures { CAPTURE_TOOLS } else { &[] };
+    let tools = TOOLS.iter().chain(more).filter(|tool| find(tool.program).is_none());
     let files = FILES.iter().filter(|file| !Path::new(file.program).exists());
     let mut packages: Vec<&str> = tools.chain(files).map(|tool| tool.package).collect();
     packages.sort_unstable();
@@ -59,8 +63,13 @@ pub fn missing_packages() -> Vec<&'static str> {
     packages
 }
 
-/// Checks all; with `install`, missing packages are installed.
+/// Checks all but what captures need; with `install`, missing packages are installed.
 pub fn check(install: bool) -> Result<()> {
+    check_all(install, false)
+}
+
+/// Checks all, also what captures need if they are wanted.
+pub fn check_all(install: bool, captures: bool) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("only root can make a network namespace and a tap device: run this as root");
     }
@@ -72,7 +81,7 @@ pub fn check(install: bool) -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
         bail!("the guest is an x86_64 machine with this machine's programs: run this on x86_64");
     }
-    let missing = missing_packages();
+    let missing = missing_packages(captures);
     if missing.is_empty() {
         return Ok(());
     }
@@ -87,7 +96,7 @@ pub fn check(install: bool) -> Result<()> {
         .stdin(std::process::Stdio::null())
         .output();
     let good = installed.as_ref().is_ok_and(|output| output.status.success());
-    let left = missing_packages();
+    let left = missing_packages(captures);
     if !good || !left.is_empty() {
         let why = installed.map(|output| last_line(&output.stderr)).unwrap_or_else(|error| error.to_string());
         bail!("cannot install {names}: {why}; apt-get update, and is the package mirror reachable?");
@@ -110,7 +119,7 @@ mod tests {
     fn programs_are_found_and_each_package_is_named_once() {
         assert!(find("sh").is_some());
         assert!(find("no-such-program").is_none());
-        let missing = missing_packages();
+        let missing = missing_packages(true);
         let mut once = missing.clone();
         once.dedup();
         assert_eq!(missing, once);

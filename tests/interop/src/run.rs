@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use program_tests::interrupt;
 
-use crate::line::{self, Counted, Options};
+use crate::counted::Counted;
+use crate::line::{self, Options, References};
 use crate::table::Line;
 use crate::trouble::{Blame, Trouble};
 use crate::world::World;
@@ -37,6 +38,7 @@ pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
     let mut summary = Summary::default();
     let total = lines.len() * plan.rounds as usize;
     let mut number = 0;
+    let mut references = References::new();
     for round in 1..=plan.rounds {
         for line in lines {
             if interrupt::interrupted() || (plan.fail_fast && !summary.failed.is_empty()) {
@@ -44,7 +46,7 @@ pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
             }
             number += 1;
             let begun = Instant::now();
-            let mut attempt = attempt(line, plan, world);
+            let mut attempt = attempt(line, plan, world, &mut references);
             for _ in 1..ATTEMPTS {
                 let Err(trouble) = &attempt.result else { break };
                 let Some(reason) = excuse(trouble) else { break };
@@ -56,7 +58,7 @@ pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
                     line.id,
                     indented(&trouble.to_string())
                 ));
-                attempt = self::attempt(line, plan, world);
+                attempt = self::attempt(line, plan, world, &mut references);
             }
             let Attempt { result, hopeless } = attempt;
             if interrupt::interrupted() {
@@ -113,10 +115,12 @@ struct Attempt {
     hopeless: bool,
 }
 
-fn attempt(line: &Line, plan: &Plan, world: &mut World) -> Attempt {
+fn attempt(line: &Line, plan: &Plan, world: &mut World, references: &mut References) -> Attempt {
     let entered = world.enter(line.place);
     let hopeless = entered.is_err() && !world.has_guest();
-    let result = entered.and_then(|()| line::run(line, world, &plan.options)).map_err(|trouble| blame(trouble, world));
+    let result = entered
+        .and_then(|()| line::run(line, world, &plan.options, references))
+        .map_err(|trouble| blame(trouble, world));
     Attempt { result, hopeless }
 }
 

@@ -38,8 +38,23 @@ pub enum Kind {
     Pingpong,
     /// perftest.
     Perftest,
-    /// A C program of `tests/programs`, which checks every byte.
+    /// A C program of `tests/programs` or of this folder, which checks every byte.
     Own,
+    /// Such a program, of which each end tells what it saw: that must be what it sees where both ends are the kernel's.
+    Compared,
+    /// The same; the server is ended by kill -9 while the transfer runs.
+    Death,
+}
+
+/// A bad network, which Ferroce's fault middleware makes.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// What the names of its rows begin with.
+    pub name: &'static str,
+    /// FERROCE_FAULT.
+    pub spec: &'static str,
+    /// Packets are altered, so that both ends must find wrong ICRCs.
+    pub corrupts: bool,
 }
 
 /// A row of the matrix; it makes a line in each place and each direction.
@@ -53,8 +68,12 @@ pub struct Row {
     pub kind: Kind,
     /// Longest time that it may take, in seconds.
     pub limit_s: u64,
-    /// On a network that loses, doubles and reorders: what FERROCE_FAULT is.
-    pub fault: Option<&'static str>,
+    /// The bad network that it runs on, if so.
+    pub fault: Option<Fault>,
+    /// Ferroce and the tap capture, and the captures are dissected: opcodes (of the BTH) that must be in both.
+    pub capture: Option<&'static [u8]>,
+    /// What rxe must count at least, or else the row did not do what it is for: names of counters.
+    pub at_least: &'static [(&'static str, u64)],
     /// Belongs to the set that is run in one round of a hundred (`--set rc`).
     pub rc: bool,
 }
@@ -73,7 +92,7 @@ pub struct Line {
 }
 
 const fn row(program: &'static str, options: &'static str, kind: Kind) -> Row {
-    Row { program, options, kind, limit_s: 120, fault: None, rc: false }
+    Row { program, options, kind, limit_s: 120, fault: None, capture: None, at_least: &[], rc: false }
 }
 
 /// In the set of RC lines.
@@ -81,10 +100,33 @@ const fn rc(row: Row) -> Row {
     Row { rc: true, ..row }
 }
 
-/// On a bad network, the one that Ferroce's fault middleware makes in both directions.
-const fn bad(row: Row) -> Row {
-    Row { fault: Some("loss=0.01,dup=0.01,reorder=0.01,seed=7"), limit_s: 240, ..row }
+/// Loss, duplication and reordering of what Ferroce sends and of what it receives.
+const BAD: Fault = Fault { name: "bad", spec: "loss=0.01,dup=0.01,reorder=0.01,seed=7", corrupts: false };
+/// The same only on the way to the kernel.
+const BAD_TX: Fault = Fault { name: "bad-tx", spec: "loss=0.01,dup=0.01,reorder=0.01,dir=tx,seed=8", corrupts: false };
+/// The same only on the way from the kernel.
+const BAD_RX: Fault = Fault { name: "bad-rx", spec: "loss=0.01,dup=0.01,reorder=0.01,dir=rx,seed=9", corrupts: false };
+/// Bits that flip. It shows also that wrong ICRCs would be seen, of which other rows must have none.
+const CORRUPT: Fault = Fault { name: "corrupt", spec: "corrupt=0.01,seed=10", corrupts: true };
+
+/// On a bad network.
+const fn on(fault: Fault, row: Row) -> Row {
+    Row { fault: Some(fault), limit_s: 240, ..row }
 }
+
+/// With captures that are dissected, in which these opcodes must be.
+const fn captured(opcodes: &'static [u8], row: Row) -> Row {
+    Row { capture: Some(opcodes), ..row }
+}
+
+/// SEND, WRITE, READ and its responses, acknowledgements, atomics.
+const RC_OPCODES: &[u8] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20];
+/// SEND and WRITE.
+const UC_OPCODES: &[u8] = &[32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43];
+/// SEND.
+const UD_OPCODES: &[u8] = &[100, 101];
+/// SEND with invalidate, and NAKs among the acknowledgements.
+const ERROR_OPCODES: &[u8] = &[17, 22, 23];
 
 const fn pingpong(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Pingpong)
@@ -96,6 +138,15 @@ const fn perf(program: &'static str, options: &'static str) -> Row {
 
 const fn own(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Own)
+}
+
+/// Rights and keys across; "no receive" has its own counter: rnr_retry 7 means without end, so more than 7 refusals each way.
+const fn errors() -> Row {
+    Row { at_least: &[("send_rnr_err", 20), ("rcvd_rnr_err", 20)], ..row("errors", "", Kind::Compared) }
+}
+
+const fn death(options: &'static str) -> Row {
+    row("death", options, Kind::Death)
 }
 
 /// The rows. The guest moves a few MB/s: few iterations. `-o 16`: a program asks its device for as many outstanding READs
@@ -157,6 +208,7 @@ pub static ROWS: &[Row] = &[
     perf("ib_send_lat", "-n 50 -s 64 -c UD"),
     perf("ib_write_bw", "-n 50 -s 4096 -c UC"),
     perf("ib_send_bw", "-n 50 -s 1024 -c UD"),
+    // (Debian 12's perftest knows no immediates: `verify` has them, of SEND and of WRITE, their values checked at both ends.)
     // Every byte of every operation, both ends requesting at once.
     rc(own("verify", "-n 5 --largest 70000 -e")),
     own("verify", "-n 20 --largest 1048579 -e"),
@@ -165,13 +217,28 @@ pub static ROWS: &[Row] = &[
     own("verify", "-n 20 -c UD"),
     // What may not be: statuses at both ends.
     own("status", "--mode foreign"),
+    errors(),
+    // The server's end is the end of its requests, and of nothing else.
+    death("--mode write"),
+    death("--mode read"),
+    death("--mode atomic"),
+    death("--mode send"),
+    death("--mode receive"),
+    // Frames of both ends as Wireshark understands them.
+    captured(RC_OPCODES, own("verify", "-n 5 --largest 70000 -e")),
+    captured(UC_OPCODES, own("verify", "-n 5 --largest 70000 -c UC")),
+    captured(UD_OPCODES, own("verify", "-n 5 -c UD")),
+    captured(ERROR_OPCODES, errors()),
     // A bad network. Not the pingpongs: an end that has its last message leaves at once, and if the acknowledgement that it
     // sent was lost, the other waits in vain (rxe without end), on every RDMA network.
-    bad(perf("ib_send_bw", "-n 50 -s 65536")),
-    bad(perf("ib_write_bw", "-n 50 -s 65536 -b")),
-    bad(perf("ib_read_bw", "-o 16 -n 50 -s 65536 -b")),
-    bad(perf("ib_atomic_bw", "-o 16 -n 200")),
-    bad(own("verify", "-n 20 --largest 70000 -e")),
+    on(BAD, perf("ib_send_bw", "-n 50 -s 65536")),
+    on(BAD, perf("ib_write_bw", "-n 50 -s 65536 -b")),
+    on(BAD, perf("ib_read_bw", "-o 16 -n 50 -s 65536 -b")),
+    on(BAD, perf("ib_atomic_bw", "-o 16 -n 200")),
+    on(BAD, own("bad_network", "-n 3")),
+    on(BAD_TX, own("bad_network", "-n 2")),
+    on(BAD_RX, own("bad_network", "-n 2")),
+    on(CORRUPT, own("bad_network", "-n 2")),
 ];
 
 /// Ids of the smoke set, which CI runs: parts of them, each in the places beside it, in both directions.
@@ -188,15 +255,25 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ib_atomic_lat/-o,16,-n,50", &["1500-v4"]),
     ("verify/-n,5,--largest,70000,-e", &["1500-v4", "9000-v6"]),
     ("verify/-n,20,-c,UD", &["1500-v4"]),
+    ("errors", &["1500-v4"]),
+    ("death/--mode,write", &["1500-v4"]),
+    ("death/--mode,receive", &["1500-v4"]),
     ("bad/ib_write_bw/-n,50,-s,65536,-b", &["1500-v4"]),
     ("bad/ib_read_bw/-o,16,-n,50,-s,65536,-b", &["1500-v4"]),
+    ("bad/bad_network/-n,3", &["1500-v4"]),
+    ("corrupt/bad_network/-n,2", &["1500-v4"]),
 ];
 
 impl Row {
     /// The id of its lines without place and direction.
     pub fn name(&self) -> String {
-        let prefix = if self.fault.is_some() { "bad/" } else { "" };
-        let mut name = format!("{prefix}{}", self.program);
+        let mut name = self.program.to_owned();
+        if let Some(fault) = self.fault {
+            name = format!("{}/{name}", fault.name);
+        }
+        if self.capture.is_some() {
+            name = format!("capture/{name}");
+        }
         if !self.options.is_empty() {
             name = format!("{name}/{}", self.options.replace(' ', ","));
         }

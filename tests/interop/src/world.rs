@@ -13,6 +13,7 @@ use program_tests::parse;
 use program_tests::process::Running;
 use tempfile::TempDir;
 
+use crate::capture::Tap;
 use crate::ends::{End, Side};
 use crate::guest::{Guest, Machine};
 use crate::kernel::Kernel;
@@ -66,6 +67,9 @@ impl World {
     pub fn enter(&mut self, place: &'static Place) -> Result<(), Trouble> {
         let before = self.place;
         self.boot(place)?;
+        if self.gids.is_empty() {
+            self.watch_icrc()?;
+        }
         if before.is_none_or(|old| old.name != place.name) || !self.gids.contains_key(place.name) {
             self.look_up_gids(place)?;
         }
@@ -108,6 +112,17 @@ impl World {
         }
         self.guest_command(&format!("ip link set {CARD} mtu {mtu}"))?;
         self.guest_command(&format!("rdma link add rxe0 type rxe netdev {CARD}"))
+    }
+
+    /// rxe has no counter of packets that it drops because their ICRC is wrong, so its check is watched by a probe.
+    fn watch_icrc(&self) -> Result<(), Trouble> {
+        const SCRIPT: &str = "set -e; busybox mount -t tracefs tracefs /sys/kernel/tracing; cd /sys/kernel/tracing; \
+                              echo 'r:ferroce/icrc rxe_icrc_check ret=$retval:s32' > kprobe_events; \
+                              echo 'ret != 0' > events/ferroce/icrc/filter; echo 1 > events/ferroce/icrc/enable";
+        let run = || self.agent()?.run(&["/bin/busybox", "sh", "-c", SCRIPT], SMALL)?.check_success();
+        run().map_err(|failure| {
+            Trouble::guest(Failure::new("the guest's ICRC check cannot be watched").with(failure.to_string()))
+        })
     }
 
     fn look_up_gids(&mut self, place: &'static Place) -> Result<(), Trouble> {
@@ -183,6 +198,11 @@ impl World {
         V4[side as usize]
     }
 
+    /// Captures into `file` what passes the tap.
+    pub fn capture(&self, file: &Path) -> Result<Tap, Failure> {
+        Tap::start(self.namespace.name(), TAP, file, &self.launcher.output())
+    }
+
     /// Starts a program on Ferroce, in a process with the environment `env`.
     pub fn on_ferroce(&self, program: &str, args: &[String], env: &[(&str, &str)], name: &str) -> Result<End, Failure> {
         let own = self.launcher.programs().join(program);
@@ -228,10 +248,12 @@ impl World {
         })
     }
 
-    /// rxe's counters, and the guest's count of UDP datagrams under the name `udp_datagrams`.
+    /// rxe's counters; `udp_datagrams`, which the guest received; `icrc_checked` and `icrc_errors`, once watched.
     pub fn kernel_counters(&self) -> Result<BTreeMap<String, u64>, Failure> {
         const SCRIPT: &str = "busybox grep -H '' /sys/class/infiniband/rxe0/ports/1/hw_counters/*; \
-                              busybox grep -A1 '^Udp: In' /proc/net/snmp; busybox grep Udp6InDatagrams /proc/net/snmp6";
+                              busybox grep -A1 '^Udp: In' /proc/net/snmp; busybox grep Udp6InDatagrams /proc/net/snmp6; \
+                              busybox grep -w icrc /sys/kernel/tracing/kprobe_profile; \
+                              busybox grep entries-written /sys/kernel/tracing/trace";
         let finished = self.agent()?.run(&["/bin/busybox", "sh", "-c", SCRIPT], SMALL)?;
         finished.check_success()?;
         Ok(parse_counters(&finished.stdout))
@@ -261,6 +283,19 @@ fn parse_counters(text: &str) -> BTreeMap<String, u64> {
         {
             datagrams += value;
         }
+        // "  icrc  HITS  MISSED": all checks that were made, wrong ICRC or not.
+        if let Some(("icrc", hits)) = line.trim().split_once(char::is_whitespace)
+            && let Some(Ok(hits)) = hits.split_whitespace().next().map(str::parse)
+        {
+            counters.insert("icrc_checked".to_owned(), hits);
+        }
+        // "# entries-in-buffer/entries-written: 2/2   #P:1": one entry for each check that failed.
+        if let Some((_, written)) = line.split_once("entries-written:")
+            && let Some(Ok(errors)) =
+                written.split_whitespace().next().and_then(|word| word.split('/').nth(1)).map(str::parse)
+        {
+            counters.insert("icrc_errors".to_owned(), errors);
+        }
     }
     counters.insert("udp_datagrams".to_owned(), datagrams);
     counters
@@ -274,8 +309,11 @@ mod tests {
     fn counters_of_the_kernel() {
         let text = "/sys/class/infiniband/rxe0/ports/1/hw_counters/rcvd_pkts:12\n\
                     /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts:34\n\
-                    Udp: InDatagrams NoPorts InErrors\nUdp: 56 0 0\nUdp6InDatagrams                 \t7\n";
+                    Udp: InDatagrams NoPorts InErrors\nUdp: 56 0 0\nUdp6InDatagrams                 \t7\n  \
+                    icrc                                             61               0\n\
+                    # entries-in-buffer/entries-written: 2/3   #P:1\n";
         let counters = parse_counters(text);
         assert_eq!((counters["rcvd_pkts"], counters["sent_pkts"], counters["udp_datagrams"]), (12, 34, 63));
+        assert_eq!((counters["icrc_checked"], counters["icrc_errors"]), (61, 3));
     }
 }
