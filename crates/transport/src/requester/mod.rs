@@ -26,7 +26,7 @@ use crate::timer::{Nanos, Timer, TimerTable};
 use crate::verbs::{QpState, SendWr};
 use crate::wqe::{Failure, Wqe};
 
-use probe::{Copies, Probe};
+use probe::{Answers, Copies, Probe};
 pub(crate) use send::{charge, fit};
 
 /// Most PSNs without an answer: half of what PSN comparison can tell apart.
@@ -77,6 +77,7 @@ pub(crate) struct Requester {
     /// A missing response was asked for again, and nothing came since: further gaps are the same gap.
     gap_repeated: bool,
     probe: Probe,
+    answers: Answers,
     copies: Copies,
     recovery: Recovery,
     timers: TimerTable,
@@ -96,6 +97,7 @@ impl Requester {
             unasked: 0,
             gap_repeated: false,
             probe: Probe::None,
+            answers: Answers::default(),
             copies: Copies::default(),
             recovery: Recovery::default(),
             timers: TimerTable::default(),
@@ -199,6 +201,7 @@ impl Requester {
         self.reads = 0;
         self.unasked = 0;
         self.probe = Probe::None;
+        self.answers.start_anew(self.answered);
         self.timers.cancel(Timer::Silence);
         let mut returned = [0u32; 2];
         for flight in self.flights.drain(..) {

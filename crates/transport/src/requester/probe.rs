@@ -27,6 +27,49 @@ pub(super) enum Probe {
     Sent,
 }
 
+/// Counts probes and their answers, which come in order but may be late: an answer to a probe of before says nothing of what was sent
+/// since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answers {
+    /// Probes whose answers may still come.
+    due: u32,
+    /// As many of these are of before the last news, or before all was sent again.
+    stale: u32,
+    /// PSNs of the requester that had been sent before the last probe.
+    sent_before: u64,
+}
+
+impl Answers {
+    /// A probe goes out behind so many PSNs.
+    pub(super) fn probe_sent(&mut self, behind: u64) {
+        self.due += 1;
+        self.sent_before = behind;
+    }
+
+    /// There is news, so that `answered` PSNs have their answers, or what is in flight is sent again: probes until now ask nothing
+    /// of interest any more.
+    pub(super) fn start_anew(&mut self, answered: u64) {
+        if answered > self.sent_before {
+            // The answer to what was sent behind the last probe has come: so have those to probes, or they never will.
+            self.due = 0;
+        }
+        self.stale = self.due;
+    }
+
+    /// Some may still come.
+    pub(super) fn are_due(&self) -> bool {
+        self.due > 0
+    }
+
+    /// What answers a probe came. Tells whether it is one since the last start.
+    pub(super) fn take(&mut self) -> bool {
+        self.due = self.due.saturating_sub(1);
+        let stale = self.stale > 0;
+        self.stale = self.stale.saturating_sub(1);
+        !stale
+    }
+}
+
 /// For so many PSNs one copy serves.
 const KEPT_FOR: u64 = 1 << 16;
 /// An older one is not sent any more. With all that may be in flight it stays well below 2^23 PSNs from what the responder expects,

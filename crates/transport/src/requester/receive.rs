@@ -76,17 +76,34 @@ impl Requester {
     }
 
     /// Is it the answer to a probe, and tells of nothing that is not known?
-    fn is_old_news(&self, headers: &Headers) -> bool {
-        self.probe == Probe::Sent
-            && headers.bth.opcode == Opcode::RC_ACKNOWLEDGE
+    fn is_old_news(&mut self, headers: &Headers) -> bool {
+        headers.bth.opcode == Opcode::RC_ACKNOWLEDGE
             && headers.aeth.is_some_and(|aeth| aeth.syndrome.is_ack())
             && headers.bth.psn.diff(self.una) < 0
+            && self.answers.take()
+            && self.probe == Probe::Sent
+    }
+
+    /// Would the ACK of the first `count` PSNs have come without a probe?
+    fn was_asked_for(&self, count: u32) -> bool {
+        let mut packets = 0;
+        for flight in &self.flights {
+            packets += flight.packets;
+            if packets >= count {
+                return packets == count && flight.asks;
+            }
+        }
+        // Of a pass before this one.
+        true
     }
 
     fn acknowledge(&mut self, now: Nanos, at: u32, aeth: Aeth, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
         let syndrome = aeth.syndrome;
         if syndrome.is_ack() {
             host.count(Count::AckReceived, 1);
+            if self.answers.are_due() && !self.was_asked_for(at + 1) {
+                self.answers.take();
+            }
             return match self.advance(now, at + 1, conn, host) {
                 Reached::All => Ok(()),
                 Reached::Unanswered => self.response_gap(now, conn, host),
@@ -243,6 +260,7 @@ impl Requester {
         self.land(now, count, host);
         self.gap_repeated = false;
         self.probe = Probe::None;
+        self.answers.start_anew(self.answered);
         self.recovery.progress();
         if self.sent > 0 {
             self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr, self.can_probe()));

@@ -87,6 +87,7 @@ impl Requester {
         self.probe = Probe::None;
         if let Some(copy) = self.copies.to_send(self.answered) {
             self.probe = Probe::Sent;
+            self.answers.probe_sent(self.answered + u64::from(self.sent));
             host.count(Count::ProbeSent, 1);
             *out = Some(copy.train(conn.attr.path_mtu));
         }

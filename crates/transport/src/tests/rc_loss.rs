@@ -132,6 +132,31 @@ fn a_peer_that_is_away_for_long_is_asked_and_not_sent_to_again() {
     assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
 }
 
+/// The answer to a first probe comes late, when there was news and another one was sent. It is about what was there before.
+#[test]
+fn a_late_answer_to_a_probe_says_nothing_of_what_came_since() {
+    let mut pair = Pair::new(QpType::Rc);
+    acquaint(&mut pair);
+    let mut probes = 0;
+    pair.rule(move |who, packet| match (who, packet.headers.bth.psn.get()) {
+        (Who::B, 0x1001) => Fate::Delay(10 * MS),
+        (Who::B, 0x1002) => Fate::Delay(40 * MS),
+        // READs do not move what is acknowledged: both probes are answered by this.
+        (Who::B, 0x1000) => {
+            probes += 1;
+            Fate::Delay(if probes == 1 { 20 * MS } else { 60 * MS })
+        }
+        _ => Fate::Deliver,
+    });
+    pair.post(1, pair.read_op(0), 0, 8);
+    pair.run_for(MS);
+    pair.post(2, pair.read_op(0), 0, 8);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK), (2, OK)]);
+    assert!(pair.a.host.counted(Count::ProbeSent) > 1);
+    assert_eq!(pair.a.host.counted(Count::PacketsRetransmitted), 0);
+}
+
 #[test]
 fn a_peer_that_answers_no_probes_is_sent_to_again_all_the_same() {
     let mut pair = Pair::new(QpType::Rc);
