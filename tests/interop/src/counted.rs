@@ -76,19 +76,22 @@ impl Counted {
     /// Each ICRC that one end made is right for the other, unless it was corrupted on the way.
     fn check_icrc(&self, row: &Row, died: Option<Side>) -> Result<(), Failure> {
         let corrupts = row.fault.is_some_and(|fault| fault.corrupts);
-        let check = |who: &str, wrong: u64, checked: u64| match (wrong, checked) {
-            (_, 0) => Err(Failure::new(format!("{who} checked no ICRC"))),
-            (0, _) if corrupts => Err(Failure::new(format!("{who} found no wrong ICRC in corrupted packets"))),
-            (1.., _) if !corrupts => Err(Failure::new(format!("{who} found {wrong} wrong ICRCs of {checked}"))),
+        // `got` tells, by another counter, whether there was anything to check.
+        let check = |who: &str, wrong: u64, checked: u64, got: u64| match wrong {
+            _ if checked == 0 && got > 0 => Err(Failure::new(format!("{who} got {got} packets and checked no ICRC"))),
+            0 if corrupts => Err(Failure::new(format!("{who} found no wrong ICRC in corrupted packets"))),
+            1.. if !corrupts => Err(Failure::new(format!("{who} found {wrong} wrong ICRCs of {checked}"))),
             _ => Ok(()),
         };
-        check("rxe", Counted::of(&self.kernel, "icrc_errors"), Counted::of(&self.kernel, "icrc_checked"))?;
-        // A program leaves counters when it closes its device. Some of perftest end without.
-        let leaves_none = died == Some(Side::Ferroce) || row.kind == Kind::Perftest;
+        let kernel = |name| Counted::of(&self.kernel, name);
+        check("rxe", kernel("icrc_errors"), kernel("icrc_checked"), kernel("rcvd_pkts"))?;
+        // A program leaves counters when it closes its device. These end without.
+        let leaves_none = died == Some(Side::Ferroce) || row.kind == Kind::Perftest || row.program == "status";
         if leaves_none && self.ferroce.is_empty() {
             return Ok(());
         }
-        check("Ferroce", Counted::of(&self.ferroce, "rx_icrc_errors"), Counted::of(&self.ferroce, "rx_packets"))
+        let ferroce = |name| Counted::of(&self.ferroce, name);
+        check("Ferroce", ferroce("rx_icrc_errors"), ferroce("rx_packets"), kernel("sent_pkts"))
     }
 
     fn check_good_network(&self, died: Option<Side>) -> Result<(), Failure> {
@@ -156,7 +159,8 @@ mod tests {
     /// Both ends checked ICRCs, and besides this.
     fn counted(kernel: &[(&str, u64)], ferroce: &[(&str, u64)]) -> Counted {
         let map = |pairs: &[&[(&str, u64)]]| pairs.concat().into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Counted { kernel: map(&[&[("icrc_checked", 9)], kernel]), ferroce: map(&[&[("rx_packets", 9)], ferroce]) }
+        let always = [("icrc_checked", 9), ("rcvd_pkts", 9), ("udp_datagrams", 9), ("sent_pkts", 9)];
+        Counted { kernel: map(&[&always, kernel]), ferroce: map(&[&[("rx_packets", 9)], ferroce]) }
     }
 
     fn row(on: impl Fn(Option<Fault>) -> bool) -> &'static Row {
@@ -200,7 +204,9 @@ mod tests {
         let good = ROWS.iter().find(|row| row.kind == Kind::Own && row.fault.is_none()).expect("there is such a row");
         counted(&[], &[("rx_icrc_errors", 1)]).check(good, None).expect_err("rxe's ICRC is right");
         counted(&[("icrc_errors", 1)], &[]).check(good, None).expect_err("Ferroce's ICRC is right");
-        Counted::default().check(good, None).expect_err("nothing was checked");
+        counted(&[("icrc_checked", 0)], &[]).check(good, None).expect_err("the probe does not work");
+        counted(&[], &[("rx_packets", 0)]).check(good, None).expect_err("Ferroce left no counters");
+        counted(&[("sent_pkts", 0)], &[("rx_packets", 0)]).check(good, None).expect("rxe had nothing to say");
         let lost = ("fault_lost", 1);
         let bad = row(|fault| fault.is_some_and(|fault| !fault.corrupts));
         counted(&[], &[lost]).check(bad, None).expect("lost packets have no ICRC");
