@@ -98,12 +98,14 @@ const ATTEMPTS: u32 = 6;
 
 /// Why a failure says nothing of the line, if so.
 fn excuse(trouble: &Trouble) -> Option<&'static str> {
-    // perftest compares two clocks before it reports, and gives up where they do not agree.
-    const CLOCK: &str = "Can't produce a report";
+    // perftest compares two clocks before it reports, and complains or gives up where they do not agree.
+    const CLOCK: [&str; 2] = ["Can't produce a report", "Correlation coefficient r^2"];
     match trouble.blame {
         Blame::Guest | Blame::Network => Some("an emulated kernel may break by itself; this is a new guest"),
         Blame::Program | Blame::Protocol => {
-            trouble.to_string().contains(CLOCK).then_some("perftest cannot measure the clock of a busy machine")
+            let text = trouble.to_string();
+            let clock = CLOCK.iter().any(|complaint| text.contains(complaint));
+            clock.then_some("perftest cannot measure the clock of a busy machine")
         }
     }
 }
@@ -169,6 +171,8 @@ mod tests {
         assert!(excuse(&Trouble::program(Failure::new("exited with 1"))).is_none());
         assert!(excuse(&Trouble::guest(Failure::new("panic"))).is_some());
         let clock = Failure::new("exited with 1").with("Can't produce a report".to_owned());
+        assert!(excuse(&Trouble::protocol(clock)).is_some());
+        let clock = Failure::new("wrote to stderr: Correlation coefficient r^2: 0.704701 < 0.9");
         assert!(excuse(&Trouble::protocol(clock)).is_some());
     }
 
