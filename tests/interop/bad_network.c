@@ -8,7 +8,7 @@
  *   - A READ behind a SEND or WRITE. If the acknowledgement of the latter comes between the READ's responses, rxe takes the
  *     next response for the first, completes the READ as if it had succeeded, without its data, and its queue pair fails.
  */
-#include "../programs/pair.h"
+#include "await.h"
 
 #define SLOTS 16u
 #define LARGEST 70000u
@@ -110,21 +110,6 @@ static void post_receive(enum kind kind, unsigned slot)
 	int error = ibv_post_recv(qp, &wr, &bad);
 
 	CHECK(error == 0, "posting a receive: %s", strerror(error));
-}
-
-/* As wait_wc, but leaves the processor to the other end's emulator. */
-static struct ibv_wc await_wc(struct ibv_cq *cq, const char *what)
-{
-	double end = now_s() + PATIENCE_S;
-	struct ibv_wc wc;
-	int n;
-
-	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0) {
-		CHECK(now_s() < end, "no completion of %s within %d s", what, PATIENCE_S);
-		usleep(100);
-	}
-	CHECK(n == 1, "ibv_poll_cq: %d", n);
-	return wc;
 }
 
 static void complete(unsigned round, enum kind kind)

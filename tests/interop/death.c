@@ -7,7 +7,7 @@
  *   write, read, atomic, send   the client requests without end
  *   receive                     the server sends without end; the client only receives, and requests when the server is gone
  */
-#include "../programs/pair.h"
+#include "await.h"
 
 #define PIECE 65536u
 #define WINDOW 8u   /* requests under way */
@@ -45,21 +45,6 @@ static void receive(unsigned slot)
 	int error = post_recv_one(qp, target + slot * PIECE, target_mr->lkey, PIECE);
 
 	CHECK(error == 0, "ibv_post_recv: %s", strerror(error));
-}
-
-/* As wait_wc, but leaves the processor to the other end: both may be on one, and it may be emulated. */
-static struct ibv_wc await_wc(struct ibv_cq *cq, const char *what)
-{
-	double end = now_s() + PATIENCE_S;
-	struct ibv_wc wc;
-	int n;
-
-	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0) {
-		CHECK(now_s() < end, "no completion of %s within %d s", what, PATIENCE_S);
-		usleep(200);
-	}
-	CHECK(n == 1, "ibv_poll_cq: %d", n);
-	return wc;
 }
 
 /* Tells the harness that the transfer is under way. */

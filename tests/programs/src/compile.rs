@@ -11,15 +11,12 @@ pub const PROGRAMS: &[&str] =
 
 /// Compiles all programs into `dir`.
 pub fn all(dir: &Path) -> Result<(), Failure> {
-    for name in PROGRAMS {
-        compile(name, dir)?;
-    }
-    Ok(())
+    every(Path::new(env!("CARGO_MANIFEST_DIR")), PROGRAMS, dir)
 }
 
-/// Where the program `name` has its source.
-fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{name}.c"))
+/// Compiles `NAME.c` of the folder `sources` into `dir`, for every name.
+pub fn every(sources: &Path, names: &[&str], dir: &Path) -> Result<(), Failure> {
+    names.iter().try_for_each(|name| compile(&sources.join(format!("{name}.c")), name, dir))
 }
 
 /// Where the script `name` lies.
@@ -27,11 +24,11 @@ pub fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-fn compile(name: &str, dir: &Path) -> Result<(), Failure> {
+fn compile(source: &Path, name: &str, dir: &Path) -> Result<(), Failure> {
     let output = Command::new("cc")
         .args(["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(dir.join(name))
-        .arg(source(name))
+        .arg(source)
         .args(["-libverbs", "-lpthread"])
         .stdin(Stdio::null())
         .output()
