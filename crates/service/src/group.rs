@@ -381,12 +381,20 @@ fn bind_socket(v6: bool, port: u16) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
     sockopt::set_socket_reuseport(&socket, true)?;
-    let option = |level, name| sys::set_int_option(socket.as_fd(), level, name, 0).map_err(|error| sys::errno(&error));
+    let option = |level, name, value| {
+        sys::set_int_option(socket.as_fd(), level, name, value).map_err(|error| sys::errno(&error))
+    };
     // Multicast would be delivered to every socket of the group, whoever joined.
-    option(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL)?;
+    option(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
     if v6 {
         sockopt::set_ipv6_v6only(&socket, false)?;
-        option(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)?;
+        option(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
+    }
+    // The kernel merges a flow's packets if one socket of the group wants that, and asks any of them (it has not steered the
+    // packets yet). Were they not of one mind, a socket more or less would end the merging of other lanes' flows in mid-train,
+    // and what was merged so far would arrive after what follows it.
+    if let Err(errno) = option(libc::SOL_UDP, libc::UDP_GRO, 1) {
+        log::debug!("this kernel does not merge datagrams: {errno}");
     }
     sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
     if v6 {

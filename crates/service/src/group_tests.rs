@@ -197,3 +197,26 @@ fn every_lane_can_be_leased() {
     check(&group, &mut sender, &leases[280..], &[1]);
     check(&group, &mut sender, &leases[..20], &[2]);
 }
+
+/// The kernel asks any socket of the group whether to merge: what was a spare and the service's own say the same as others.
+#[test]
+fn every_socket_of_the_group_takes_merged_datagrams() {
+    let port = free_port();
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let leases = [3, 4, 5, 6].map(|lane| lease(&mut group, lane));
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let size = packet(0, 0).len();
+    sys::set_int_option(sender.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, size as i32).unwrap();
+
+    let stray = (9, group.own_socket());
+    for (lane, socket) in leases.iter().map(|leased| (leased.lane, leased.socket.as_fd())).chain([stray]) {
+        let merged = [packet(lane, 1), packet(lane, 2), packet(lane, 3)].concat();
+        sender.send_to(&merged, ("127.0.0.1", port)).unwrap();
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit)), Ok(1), "lane {lane}");
+        let mut buffer = [0; 64];
+        let datagram = sys::recv_datagram(socket, &mut buffer).unwrap();
+        assert_eq!((datagram.len, datagram.segment), (3 * size, size), "lane {lane}");
+        assert_eq!(buffer[..datagram.len], merged);
+    }
+}

@@ -71,12 +71,14 @@ pub(crate) struct Datagram {
     pub(crate) src: SocketAddr,
     /// Unknown if the socket does not ask for packet information.
     pub(crate) dst: Option<IpAddr>,
+    /// Bytes of each packet but the last, if the kernel has merged several (GRO); 0: it is one packet.
+    pub(crate) segment: usize,
 }
 
-/// Receives one datagram with its destination address; never blocks. Datagrams longer than
+/// Receives one datagram with its destination address, or several that the kernel has merged; never blocks. Datagrams longer than
 /// `buffer` are truncated. IPv4-mapped addresses are given as IPv4.
 pub(crate) fn recv_datagram(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Datagram> {
-    /// Room for both kinds of packet information, aligned as control messages are.
+    /// Room for both kinds of packet information and the size of segments, aligned as control messages are.
     #[repr(C, align(8))]
     struct Control([u8; 128]);
 
@@ -95,13 +97,15 @@ pub(crate) fn recv_datagram(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Re
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     let len = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     let src = socket_address(&name).ok_or(io::ErrorKind::InvalidData)?;
-    Ok(Datagram { len, src, dst: destination(&message) })
+    let mut datagram = Datagram { len, src, dst: None, segment: 0 };
+    read_control(&message, &mut datagram);
+    Ok(datagram)
 }
 
-fn destination(message: &libc::msghdr) -> Option<IpAddr> {
-    let mut found = None;
+/// Notes what the control messages of a received datagram tell.
+fn read_control(message: &libc::msghdr, datagram: &mut Datagram) {
     // SAFETY: `message` was filled by a successful recvmsg and its control buffer lives; the CMSG functions stay inside
-    // of it; the two structs are read unaligned only where the header says that the whole struct is there.
+    // of it; structs and numbers are read unaligned, only where the header says that the whole of them is there.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null() {
@@ -109,18 +113,21 @@ fn destination(message: &libc::msghdr) -> Option<IpAddr> {
             match ((*header).cmsg_level, (*header).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) if room >= mem::size_of::<libc::in_pktinfo>() => {
                     let info: libc::in_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(header).cast());
-                    found = Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr))));
+                    datagram.dst = Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr))));
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if room >= mem::size_of::<libc::in6_pktinfo>() => {
                     let info: libc::in6_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(header).cast());
-                    found = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                    datagram.dst = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) if room >= mem::size_of::<c_int>() => {
+                    let segment: c_int = ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    datagram.segment = usize::try_from(segment).unwrap_or(0);
                 }
                 _ => {}
             }
             header = libc::CMSG_NXTHDR(message, header);
         }
     }
-    found
 }
 
 fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {

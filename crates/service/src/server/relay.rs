@@ -17,13 +17,13 @@ use crate::{LANE_SHIFT, seqpacket, sys};
 /// The longest UDP payload with its relay header.
 pub(super) const BUFFER_BYTES: usize = 65_536 + RelayHeader::LEN;
 
-/// Packets of one source that are forwarded before others get their turn.
-const PACKETS_PER_TURN: usize = 32;
+/// Datagrams of one source that are dealt with before others get their turn. (What the kernel merged counts as one.)
+const DATAGRAMS_PER_TURN: usize = 32;
 
 impl Service {
     pub(super) fn forward_strays(&mut self) {
         let mut buffer = std::mem::take(&mut self.buffer);
-        for _ in 0..PACKETS_PER_TURN {
+        for _ in 0..DATAGRAMS_PER_TURN {
             let Some(group) = &self.group else {
                 break;
             };
@@ -34,23 +34,38 @@ impl Service {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(_) => continue,
             };
-            self.counters.strays += 1;
-            match datagram.dst {
-                Some(_) if datagram.len < BTH_LEN + ICRC_LEN => self.counters.drop_short += 1,
-                Some(dst) => match checked(&buffer[..datagram.len], datagram.src, dst) {
-                    Some(packet) if Inbound::is_for_us(packet) => self.management_packet(datagram.src, dst, packet),
-                    Some(packet) => self.forward(None, &RelayHeader { src: datagram.src, dst }, packet),
-                    None => self.counters.drop_icrc += 1,
-                },
-                None => self.counters.drop_short += 1,
+            let mut rest = &buffer[..datagram.len];
+            loop {
+                let packet = match datagram.segment {
+                    0 => std::mem::take(&mut rest),
+                    segment => rest.split_off(..segment.min(rest.len())).expect("inside of it"),
+                };
+                self.stray(datagram.src, datagram.dst, packet);
+                if rest.is_empty() {
+                    break;
+                }
             }
         }
         self.buffer = buffer;
     }
 
+    /// Deals with one packet that came to lane 0.
+    fn stray(&mut self, src: SocketAddr, dst: Option<IpAddr>, packet: &[u8]) {
+        self.counters.strays += 1;
+        match dst {
+            Some(_) if packet.len() < BTH_LEN + ICRC_LEN => self.counters.drop_short += 1,
+            Some(dst) => match checked(packet, src, dst) {
+                Some(packet) if Inbound::is_for_us(packet) => self.management_packet(src, dst, packet),
+                Some(packet) => self.forward(None, &RelayHeader { src, dst }, packet),
+                None => self.counters.drop_icrc += 1,
+            },
+            None => self.counters.drop_short += 1,
+        }
+    }
+
     pub(super) fn serve_relay(&mut self, socket: SocketId, flags: epoll::EventFlags) {
         let mut buffer = std::mem::take(&mut self.buffer);
-        for _ in 0..PACKETS_PER_TURN {
+        for _ in 0..DATAGRAMS_PER_TURN {
             // A lane that was given back hands in nothing any more.
             let Some((lend, lane)) = self.lends.get(&socket).and_then(|lend| Some((lend, lend.lane?))) else {
                 break;
@@ -153,4 +168,44 @@ fn lane_of(packet: &[u8]) -> Option<u16> {
     let bth = packet.first_chunk::<BTH_LEN>()?;
     let qpn = u32::from_be_bytes([0, bth[5], bth[6], bth[7]]);
     Some((qpn >> LANE_SHIFT) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::{Duration, Instant};
+
+    use ferroce_testkit::{free_name, free_port};
+
+    use super::*;
+    use crate::client::{Client, StartOptions};
+    use crate::server::ServerOptions;
+
+    /// One datagram of the network or several that the kernel merged: each packet is counted.
+    #[test]
+    fn merged_strays_are_dealt_with_one_by_one() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None };
+        let client = StartOptions { name: options.name.clone(), port: options.port, ..StartOptions::default() };
+        let to = ("127.0.0.1", options.port);
+        let _service = Service::spawn_in_process(options).unwrap();
+        let client = Client::connect(&client).unwrap();
+        let _open_port = client.lease_lane().unwrap();
+
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sys::set_int_option(sender.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 20).unwrap();
+        // Two whole packets with a wrong ICRC, and one that is too short.
+        sender.send_to(&[0; 2 * 20 + 7], to).unwrap();
+        sender.send_to(&[], to).unwrap();
+
+        let give_up = Instant::now() + Duration::from_secs(60);
+        let counters = loop {
+            let counters = client.status().unwrap().counters;
+            if counters.strays >= 4 {
+                break counters;
+            }
+            assert!(Instant::now() < give_up, "{counters:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!((counters.strays, counters.drop_icrc, counters.drop_short), (4, 2, 2));
+    }
 }
