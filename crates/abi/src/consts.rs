@@ -99,6 +99,12 @@ pub mod cq_init {
     pub const ATTR_MODERATE: u32 = 1 << 0;
 }
 
+/// `enum ibv_values_mask`.
+#[allow(missing_docs)]
+pub mod values {
+    pub const RAW_CLOCK: u32 = 1 << 0;
+}
+
 /// `enum ibv_rereg_mr_flags` and `enum ibv_rereg_mr_err_code`.
 #[allow(missing_docs)]
 pub mod rereg {

@@ -93,7 +93,7 @@ pub struct verbs_context {
     pub destroy_wq: Slot,
     pub modify_wq: Slot,
     pub create_wq: Slot,
-    pub query_rt_values: Slot,
+    pub query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub priv_: *mut c_void,
     pub query_device_ex: Option<

@@ -110,6 +110,7 @@ fn completions() {
         vendor_err: 0,
         solicited: false,
         sl: 0,
+        timestamp: 0,
     };
     let channel = Arc::new(CompChannel::new().unwrap());
     let cq = Cq::new(1_024, Some(channel.clone()), Arc::new(AsyncQueue::new().unwrap()), 1).unwrap();

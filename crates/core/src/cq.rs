@@ -23,6 +23,7 @@ pub struct Cq {
     channel: Option<Arc<CompChannel>>,
     events: Arc<AsyncQueue>,
     cookie: u64,
+    timestamps: bool,
 }
 
 #[derive(Debug)]
@@ -80,7 +81,19 @@ impl Cq {
             deadline: None,
             bad: false,
         };
-        Ok(Cq { ring: Mutex::new(ring), len: AtomicU32::new(0), lost: AtomicU64::new(0), channel, events, cookie })
+        let (ring, len, lost) = (Mutex::new(ring), AtomicU32::new(0), AtomicU64::new(0));
+        Ok(Cq { ring, len, lost, channel, events, cookie, timestamps: false })
+    }
+
+    /// The same queue, whose completions shall tell when they were added.
+    #[must_use]
+    pub fn with_timestamps(self) -> Cq {
+        Cq { timestamps: true, ..self }
+    }
+
+    /// Whoever adds a completion notes the time in it.
+    pub fn wants_timestamps(&self) -> bool {
+        self.timestamps
     }
 
     /// Adds a completion and raises the event that was asked for. In a full queue it is lost: the queue is bad from then on, which

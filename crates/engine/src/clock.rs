@@ -1,14 +1,10 @@
 //! The only clock below the public API.
 
-use std::sync::LazyLock;
-use std::time::Instant;
-
 use ferroce_transport::Nanos;
+use nix::time::{ClockId, clock_gettime};
 
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-/// Monotonic nanoseconds since the first call in this process; never 0.
-pub(crate) fn now() -> Nanos {
-    let elapsed = START.elapsed();
-    elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()) + 1
+/// Nanoseconds of `CLOCK_MONOTONIC`, the same in all processes of the host; never 0.
+pub fn now() -> Nanos {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
+    time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64 + 1
 }

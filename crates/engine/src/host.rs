@@ -9,6 +9,7 @@ use ferroce_transport::{
 };
 use smallvec::SmallVec;
 
+use crate::clock;
 use crate::counters::Counters;
 use crate::lane::LANE_SHIFT;
 use crate::queue_pair::QueuePair;
@@ -33,7 +34,10 @@ pub(crate) struct QpHost<'a> {
 }
 
 impl<'a> QpHost<'a> {
-    fn complete(&mut self, cq: &'a Arc<Cq>, completion: Completion) {
+    fn complete(&mut self, cq: &'a Arc<Cq>, mut completion: Completion) {
+        if cq.wants_timestamps() {
+            completion.timestamp = clock::now();
+        }
         if cq.push(completion) && !self.moderated.iter().any(|known| Arc::ptr_eq(known, cq)) {
             self.moderated.push(Arc::clone(cq));
         }

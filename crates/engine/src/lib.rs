@@ -26,6 +26,7 @@ mod windows;
 
 pub use attendance::Attendance;
 pub use card::Card;
+pub use clock::now as clock_now;
 pub use counters::{CounterSnapshot, Counters};
 pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};
 pub use progress::spawn_quiet;

@@ -164,7 +164,27 @@ impl Context {
     /// EINVAL: `cqe` is 0 or above the device's limit.
     pub fn create_cq(self: &Arc<Self>, cqe: u32, channel: Option<&Arc<CompChannel>>, cookie: u64) -> Result<Arc<Cq>> {
         self.check()?;
-        Cq::new(Arc::clone(self), cqe, channel.cloned(), cookie)
+        Cq::new(Arc::clone(self), cqe, channel.cloned(), cookie, false)
+    }
+
+    /// The same for a queue whose completions tell when they were added: in [`crate::Completion::timestamp`], by [`Context::clock`].
+    ///
+    /// # Errors
+    /// As for [`Context::create_cq`].
+    pub fn create_cq_with_timestamps(
+        self: &Arc<Self>,
+        cqe: u32,
+        channel: Option<&Arc<CompChannel>>,
+        cookie: u64,
+    ) -> Result<Arc<Cq>> {
+        self.check()?;
+        Cq::new(Arc::clone(self), cqe, channel.cloned(), cookie, true)
+    }
+
+    /// What the card's clock shows: nanoseconds of `CLOCK_MONOTONIC`, the same for all processes of the host.
+    #[allow(clippy::unused_self)] // a card's clock is asked for through a context
+    pub fn clock(&self) -> u64 {
+        ferroce_engine::clock_now()
     }
 
     /// Becomes readable when an asynchronous event waits. Belongs to the context.

@@ -41,9 +41,11 @@ impl Cq {
         cqe: u32,
         channel: Option<Arc<CompChannel>>,
         cookie: u64,
+        timestamps: bool,
     ) -> Result<Arc<Cq>> {
         let events = Arc::clone(context.events());
-        let queue = Arc::new(ferroce_core::Cq::new(cqe, channel, events, cookie)?);
+        let queue = ferroce_core::Cq::new(cqe, channel, events, cookie)?;
+        let queue = Arc::new(if timestamps { queue.with_timestamps() } else { queue });
         Ok(Arc::new(Cq {
             context,
             queue,

@@ -190,7 +190,7 @@ fn dispatch(context: ibv_context) -> verbs_context {
         destroy_wq: slots::status(slots::destroy_wq),
         modify_wq: slots::status(slots::modify_wq),
         create_wq: slots::pointer(slots::create_wq),
-        query_rt_values: slots::status(slots::query_rt_values),
+        query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq_ex::create_cq_ex),
         priv_: ptr::null_mut(),
         query_device_ex: Some(query::query_device_ex),

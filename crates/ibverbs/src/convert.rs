@@ -124,8 +124,9 @@ pub(crate) fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
             general_caps: odp::GENERAL,
             per_transport_caps: [odp::RELIABLE, odp::UNRELIABLE, odp::DATAGRAM],
         },
-        completion_timestamp_mask: 0,
-        hca_core_clock: 0,
+        // All bits of a clock that counts nanoseconds; its frequency in kHz.
+        completion_timestamp_mask: u64::MAX,
+        hca_core_clock: 1_000_000,
         device_cap_flags_ex: limits.device_cap.bits().into(),
         tso_caps: ibv_tso_caps { max_tso: 0, supported_qpts: 0 },
         rss_caps: ibv_rss_caps {

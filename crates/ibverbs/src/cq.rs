@@ -36,6 +36,7 @@ pub(crate) struct CqCreate {
     pub cq_context: *mut c_void,
     pub channel: *mut ibv_comp_channel,
     pub comp_vector: u32,
+    pub timestamps: bool,
 }
 
 /// Makes a CQ.
@@ -63,7 +64,12 @@ pub(crate) unsafe fn create(context: *mut ibv_context, create: &CqCreate) -> Ver
         Some(unsafe { ChannelObject::of(create.channel) }?)
     };
     CqObject::publish(|address| {
-        let cq = context.context().create_cq(create.cqe, channel.map(|channel| &channel.channel), address as u64)?;
+        let (owner, events) = (context.context(), channel.map(|channel| &channel.channel));
+        let cq = if create.timestamps {
+            owner.create_cq_with_timestamps(create.cqe, events, address as u64)?
+        } else {
+            owner.create_cq(create.cqe, events, address as u64)?
+        };
         if let Some(channel) = channel {
             channel.count(1);
         }
@@ -210,6 +216,7 @@ verb! {
             cq_context,
             channel,
             comp_vector: u32::try_from(comp_vector).map_err(|_| Refusal::invalid("comp_vector is negative"))?,
+            timestamps: false,
         };
         // SAFETY: by the contract of the verb.
         unsafe { create(context, &request) }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_uint;
 use std::ptr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ferroce::Completion;
 use parking_lot::lock_api::RawMutex as _;
@@ -12,6 +13,9 @@ use crate::abi::{
 use crate::cq::{self, CqCreate, CqObject, imm_data};
 use crate::entry::{Plain, Pointer, Refusal, Status, Verb, Void, slot};
 use crate::pd::PdObject;
+
+/// Both kinds of timestamps.
+const TIMESTAMPS: u64 = cq_init::WC_COMPLETION_TIMESTAMP | cq_init::WC_COMPLETION_WALLCLOCK;
 
 /// The structure of any CQ; all functions are there, since inline code calls them unchecked.
 pub(crate) fn structure(cq: ibv_cq) -> ibv_cq_ex {
@@ -51,6 +55,19 @@ unsafe fn current(cq: *mut ibv_cq_ex) -> Verb<Completion> {
     let object = unsafe { CqObject::of(cq.cast()) }?;
     // SAFETY: written by the thread that polls, which is the one that reads (lock `polling`).
     Ok(unsafe { object.current.as_ptr().read() })
+}
+
+/// When the current completion was added.
+///
+/// # Safety
+///
+/// As for [`current`].
+unsafe fn timestamp(cq: *mut ibv_cq_ex) -> Verb<u64> {
+    // SAFETY: by the contract above.
+    match unsafe { current(cq) }?.timestamp {
+        0 => Err(Refusal::invalid("the completion queue was not created with completion timestamps in wc_flags")),
+        timestamp => Ok(timestamp),
+    }
 }
 
 /// Takes one completion and shows it. `ENOENT` if there is none.
@@ -99,12 +116,13 @@ slot! {
         let (wc_flags, flags, request) = unsafe {
             let (cqe, cq_context, channel, comp_vector) =
                 ((*attr).cqe, (*attr).cq_context, (*attr).channel, (*attr).comp_vector);
-            ((*attr).wc_flags, (*attr).flags, CqCreate { cqe, cq_context, channel, comp_vector })
+            let timestamps = (*attr).wc_flags & TIMESTAMPS != 0;
+            ((*attr).wc_flags, (*attr).flags, CqCreate { cqe, cq_context, channel, comp_vector, timestamps })
         };
-        if wc_flags & !cq_init::WC_STANDARD != 0 {
+        let unknown = wc_flags & !(cq_init::WC_STANDARD | TIMESTAMPS);
+        if unknown != 0 {
             return Err(Refusal::unsupported(format!(
-                "wc_flags {:#x}: timestamps, VLAN, flow tags and tag matching are not available",
-                wc_flags & !cq_init::WC_STANDARD
+                "wc_flags {unknown:#x}: VLAN, flow tags and tag matching are not available"
             )));
         }
         if mask & cq_init::MASK_FLAGS != 0 && flags & !cq_init::SINGLE_THREADED != 0 {
@@ -213,12 +231,13 @@ slot! {
         Ok(0)
     }
 
-    /// `ibv_wc_read_completion_ts`: not granted at creation, so nobody may ask.
-    fn read_completion_ts as "ibv_wc_read_completion_ts" (_cq: *mut ibv_cq_ex) -> Plain<u64> {
-        Err(Refusal::unsupported("completion timestamps are not available"))
+    /// `ibv_wc_read_completion_ts`, in nanoseconds of the clock that `ibv_query_rt_values_ex` tells.
+    fn read_completion_ts as "ibv_wc_read_completion_ts" (cq: *mut ibv_cq_ex) -> Plain<u64> {
+        // SAFETY: by the contract of the verb.
+        unsafe { timestamp(cq) }
     }
 
-    /// `ibv_wc_read_cvlan`: likewise.
+    /// `ibv_wc_read_cvlan`: not granted at creation, so nobody may ask.
     fn read_cvlan as "ibv_wc_read_cvlan" (_cq: *mut ibv_cq_ex) -> Plain<u16> {
         Err(Refusal::unsupported("VLAN tags need raw packet queue pairs"))
     }
@@ -237,8 +256,14 @@ slot! {
         Err(Refusal::unsupported("tag matching is not implemented"))
     }
 
-    /// `ibv_wc_read_completion_wallclock_ns`: likewise.
-    fn read_completion_wallclock_ns as "ibv_wc_read_completion_wallclock_ns" (_cq: *mut ibv_cq_ex) -> Plain<u64> {
-        Err(Refusal::unsupported("completion timestamps are not available"))
+    /// `ibv_wc_read_completion_wallclock_ns`: nanoseconds since 1970, as the system's clock counts them now.
+    fn read_completion_wallclock_ns as "ibv_wc_read_completion_wallclock_ns" (cq: *mut ibv_cq_ex) -> Plain<u64> {
+        // SAFETY: by the contract of the verb.
+        let timestamp = unsafe { timestamp(cq) }?;
+        // SAFETY: as above.
+        let context = &unsafe { CqObject::of(cq.cast()) }?.context;
+        let ago = Duration::from_nanos(context.context().clock().saturating_sub(timestamp));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(now.saturating_sub(ago).as_nanos() as u64)
     }
 }

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use crate::abi::{
-    COMPAT_PORT_ATTR_SIZE, consts, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
-    ibv_port_attr, ibv_query_device_ex_input,
+    COMPAT_PORT_ATTR_SIZE, consts, consts::values, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
+    ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 use crate::context::{ContextObject, ContextRef};
 use crate::convert;
@@ -67,6 +67,27 @@ slot! {
         }
         // SAFETY: the caller has a structure of `size` bytes there.
         unsafe { fill(attr, size, &convert::port_attr(&context.device().port())) };
+        Ok(())
+    }
+
+    /// `ibv_query_rt_values_ex(3)`: `comp_mask` says what is wanted, and then what is there. As with mlx4 and mlx5, `tv_nsec` holds
+    /// the whole clock and `tv_sec` nothing: programs compare it with completion timestamps.
+    fn query_rt_values as "ibv_query_rt_values_ex" (context: *mut ibv_context, values: *mut ibv_values_ex) -> Status {
+        // SAFETY: by the contract of the verb.
+        let context = unsafe { ContextObject::of(context) }?;
+        if values.is_null() {
+            return Err(Refusal::invalid("values is NULL"));
+        }
+        // SAFETY: not NULL, so it points to a structure of the caller.
+        let wanted = unsafe { (*values).comp_mask };
+        if wanted & values::RAW_CLOCK == 0 {
+            return Err(Refusal::invalid(format!(
+                "comp_mask {wanted:#x}: of the values there is only IBV_VALUES_MASK_RAW_CLOCK"
+            )));
+        }
+        let raw_clock = libc::timespec { tv_sec: 0, tv_nsec: context.context().clock() as i64 };
+        // SAFETY: as above.
+        unsafe { ptr::write(values, ibv_values_ex { comp_mask: values::RAW_CLOCK, raw_clock }) };
         Ok(())
     }
 

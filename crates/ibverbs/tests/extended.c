@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MUST(condition) do { if (!(condition)) { printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno); exit(1); } } while (0)
 
@@ -192,6 +193,64 @@ static void batches(void)
 	sent(15, IBV_WC_COMP_SWAP);
 	sent(16, IBV_WC_RDMA_READ);
 	MUST(((uint64_t *)memory)[0] == 40 && ((uint64_t *)memory)[1] == 42 && ((uint64_t *)memory)[2] == 7);
+}
+
+static uint64_t card_clock(void)
+{
+	struct ibv_values_ex values = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK };
+
+	MUST(!ibv_query_rt_values_ex(context, &values));
+	MUST(values.comp_mask == IBV_VALUES_MASK_RAW_CLOCK && values.raw_clock.tv_sec == 0);
+	return values.raw_clock.tv_nsec;
+}
+
+static uint64_t wall_clock(void)
+{
+	struct timespec now;
+
+	MUST(!clock_gettime(CLOCK_REALTIME, &now));
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+/* The time of a completion lies between those before the request and after the completion was seen, by both clocks. */
+static void timestamps(void)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+				      IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+	};
+	struct ibv_cq_ex *plain = send_cq, *stamped = ibv_create_cq_ex(context, &attr);
+	struct ibv_qp_init_attr init = {
+		.send_cq = ibv_cq_ex_to_cq(stamped), .recv_cq = ibv_cq_ex_to_cq(stamped), .qp_type = IBV_QPT_RC,
+		.cap = { DEPTH, DEPTH, 1, 1, 0 },
+	};
+	struct ibv_values_ex nothing = { .comp_mask = 0 };
+	struct ibv_device_attr_ex device;
+	uint64_t card, wall, stamp, read;
+	struct ibv_recv_wr wr = { .wr_id = 7 }, *bad;
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp *flushed;
+
+	MUST(!ibv_query_device_ex(context, NULL, &device));
+	MUST(device.hca_core_clock == 1000000 && device.completion_timestamp_mask == UINT64_MAX);
+	MUST(ibv_query_rt_values_ex(context, &nothing) == EINVAL);
+	MUST(stamped);
+	flushed = ibv_create_qp(pd, &init);
+	MUST(flushed);
+	to(flushed, IBV_QPS_INIT, 0);
+	card = card_clock();
+	wall = wall_clock();
+	MUST(!ibv_post_recv(flushed, &wr, &bad));
+	MUST(!ibv_modify_qp(flushed, &error, IBV_QP_STATE));
+	send_cq = stamped;
+	start(7, IBV_WC_WR_FLUSH_ERR);
+	stamp = ibv_wc_read_completion_ts(stamped);
+	read = ibv_wc_read_completion_wallclock_ns(stamped);
+	MUST(stamp >= card && stamp <= card_clock());
+	MUST(read >= wall && read <= wall_clock());
+	ibv_end_poll(stamped);
+	send_cq = plain;
+	MUST(!ibv_destroy_qp(flushed) && !ibv_destroy_cq(ibv_cq_ex_to_cq(stamped)));
 }
 
 /* A batch that does not fit is not posted at all; nor is one that was aborted. */
@@ -476,6 +535,7 @@ int main(void)
 	MUST(mr);
 	set_up(NULL);
 	batches();
+	timestamps();
 	all_or_nothing();
 	lists();
 	windows();

@@ -81,6 +81,7 @@ fn complete(wr_id: u64, opcode: WcOpcode, byte_len: u32, init: &QpInit, extras: 
         vendor_err: vendor::NONE,
         solicited: extras.solicited,
         sl: extras.sl,
+        timestamp: 0,
     });
 }
 
@@ -99,6 +100,7 @@ pub(crate) fn fail(wr: &RecvWr, init: &QpInit, src_qp: u32, failure: Failure, ho
         // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
         solicited: true,
         sl: 0,
+        timestamp: 0,
     });
 }
 

@@ -160,6 +160,8 @@ pub struct Completion {
     /// Service level. Ethernet has none; cards tell the kind of packet of a UD receive here instead (IBA annex A17.4.5.1): bit 3 for
     /// RoCE v2, then 1 for IPv6 or 2 for IPv4. Programs read it to find the addresses in the GRH area. 0 otherwise.
     pub sl: u8,
+    /// When it was added to a completion queue that asks for that, in nanoseconds of the card's clock; else 0.
+    pub timestamp: u64,
 }
 
 impl Completion {
@@ -176,6 +178,7 @@ impl Completion {
         vendor_err: 0,
         solicited: false,
         sl: 0,
+        timestamp: 0,
     };
 }
 

@@ -234,6 +234,7 @@ impl Wqe {
             // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
             solicited: failure.is_some(),
             sl: 0,
+            timestamp: 0,
         }
     }
 

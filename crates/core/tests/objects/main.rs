@@ -21,5 +21,6 @@ fn completion(wr_id: u64, qp_num: u32) -> Completion {
         vendor_err: 0,
         solicited: false,
         sl: 0,
+        timestamp: 0,
     }
 }
