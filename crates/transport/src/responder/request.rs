@@ -186,7 +186,7 @@ impl Responder {
         let left = write.len - write.done;
         let fits = if part.ends() { len == left } else { len < left };
         if !fits || !length_fits(part, packet.payload.len(), conn.attr.path_mtu) {
-            return Err(self.refuse(psn, INVALID));
+            return Err(self.refuse_write(part, packet, INVALID, host));
         }
         // The receive request of an immediate is needed only now; without one the last packet is refused as a whole.
         let immediate = match (part.ends(), packet.headers.imm) {
@@ -207,10 +207,7 @@ impl Responder {
             if let Err(error) = stored {
                 let syndrome = remote_syndrome(error);
                 return Err(match immediate {
-                    Some(wr) => {
-                        let failure = Failure::new(WcStatus::LocAccessErr, vendor::memory(error));
-                        Box::new(Fault::of_receive(psn, syndrome, wr, failure))
-                    }
+                    Some(wr) => Box::new(Fault::of_receive(psn, syndrome, wr, refused_write(syndrome))),
                     None => self.refuse(psn, syndrome),
                 });
             }
@@ -244,9 +241,10 @@ impl Responder {
             _ => len < reth.len as usize,
         };
         if !agrees || !length_fits(part, len, conn.attr.path_mtu) {
-            return Err(self.refuse(psn, INVALID));
+            return Err(self.refuse_write(part, packet, INVALID, host));
         }
-        self.check_range(psn, reth, Access::REMOTE_WRITE, conn, host)?;
+        check_range(reth, Access::REMOTE_WRITE, conn, host)
+            .map_err(|syndrome| self.refuse_write(part, packet, syndrome, host))?;
         Ok(Write { va: reth.va, rkey: reth.rkey, len: reth.len, done: 0 })
     }
 
@@ -262,7 +260,7 @@ impl Responder {
         if !allowed {
             return Err(self.refuse(psn, INVALID));
         }
-        self.check_range(psn, reth, Access::REMOTE_READ, conn, host)?;
+        check_range(reth, Access::REMOTE_READ, conn, host).map_err(|syndrome| self.refuse(psn, syndrome))?;
         let Reth { va, rkey, len } = reth;
         let packets = Wqe::packets_for(len, conn.attr.path_mtu);
         self.count_message();
@@ -304,22 +302,6 @@ impl Responder {
         Ok(())
     }
 
-    fn check_range(
-        &mut self,
-        psn: Psn,
-        reth: Reth,
-        access: Access,
-        conn: Conn<'_>,
-        host: &mut impl Host,
-    ) -> Result<(), Box<Fault>> {
-        if reth.len == 0 {
-            return Ok(());
-        }
-        host.resolve_remote(conn.init.pd, reth.rkey, reth.va, reth.len, access)
-            .map(drop)
-            .map_err(|error| self.refuse(psn, remote_syndrome(error)))
-    }
-
     /// A SEND or WRITE packet was executed.
     fn accept(&mut self, packet: &Packet<'_>, ends: bool) {
         let bth = &packet.headers.bth;
@@ -348,6 +330,23 @@ impl Responder {
         self.refuse(psn, INVALID)
     }
 
+    /// A refusal of a WRITE's packet. If it has the immediate, the error is one of the receive request that it would have used
+    /// up, whose completion tells (class C, IBA 9.9.3.1.3); if there is none, an event does.
+    fn refuse_write(
+        &mut self,
+        part: Part,
+        packet: &Packet<'_>,
+        syndrome: Syndrome,
+        host: &mut impl Host,
+    ) -> Box<Fault> {
+        let psn = packet.headers.bth.psn;
+        let uses_receive = part.ends() && packet.headers.imm.is_some();
+        match uses_receive.then(|| host.pop_recv()).flatten() {
+            Some(wr) => Box::new(Fault::of_receive(psn, syndrome, wr, refused_write(syndrome))),
+            None => self.refuse(psn, syndrome),
+        }
+    }
+
     /// A refusal: it takes the receive request of a SEND that is arriving along.
     fn refuse(&mut self, psn: Psn, syndrome: Syndrome) -> Box<Fault> {
         Box::new(match std::mem::replace(&mut self.message, Message::None) {
@@ -357,6 +356,24 @@ impl Responder {
             }
             _ => Fault::of_request(psn, syndrome),
         })
+    }
+}
+
+/// An error, as the requester is told it, unless the key grants the right to all bytes that the request names.
+fn check_range(reth: Reth, access: Access, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Syndrome> {
+    if reth.len == 0 {
+        return Ok(());
+    }
+    host.resolve_remote(conn.init.pd, reth.rkey, reth.va, reth.len, access).map(drop).map_err(remote_syndrome)
+}
+
+/// How the receive request of a refused WRITE with immediate ends: as the requester's own request does, so that both ends
+/// tell of the same error (as with kernel rxe); if it is our memory that is gone, by a local error (IBA 11.6.2).
+fn refused_write(syndrome: Syndrome) -> Failure {
+    match syndrome {
+        Syndrome::NAK_REMOTE_ACCESS => Failure::new(WcStatus::RemAccessErr, vendor::NOT_ALLOWED),
+        Syndrome::NAK_INVALID_REQUEST => Failure::new(WcStatus::RemInvReqErr, vendor::NOT_ALLOWED),
+        _ => Failure::new(WcStatus::LocAccessErr, vendor::memory(MemoryError::Fault)),
     }
 }
 

@@ -45,6 +45,50 @@ fn bad_rkey() {
     refused(&mut pair, op, 8, access.0, access.1, access.2);
 }
 
+/// Posts one WRITE with immediate of `len` bytes to two receives, and expects the requester's and the receives' statuses.
+fn refused_immediate(op: SendOp, len: u32, pair: &mut Pair, status: WcStatus, received: [WcStatus; 2]) {
+    pair.b.post_recvs(100, 2, 0, 100);
+    pair.post(1, op, 0, len);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, status)]);
+    assert_eq!(ends(&pair.b.host.received), [(100, received[0]), (101, received[1])]);
+    assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (QpState::Err, QpState::Err));
+    assert_eq!(pair.b.host.memory.stores, 0, "nothing of it was placed");
+}
+
+#[test]
+fn a_refused_immediate_fails_the_receive_that_it_would_have_used() {
+    let wrong_key = |pair: &Pair| SendOp::WriteImm { raddr: pair.b.region.addr, rkey: 0xdead, imm: 1 };
+    let access = WcStatus::RemAccessErr;
+    let mut pair = Pair::new(QpType::Rc);
+    refused_immediate(wrong_key(&pair), 8, &mut pair, access, [access, FLUSHED]);
+    assert!(pair.b.host.events.is_empty(), "the completion tells");
+    // One byte behind the region.
+    let mut pair = Pair::new(QpType::Rc);
+    let raddr = pair.b.region.addr + u64::from(pair.b.region.len) - 7;
+    let op = SendOp::WriteImm { raddr, rkey: pair.b.region.key, imm: 1 };
+    refused_immediate(op, 8, &mut pair, access, [access, FLUSHED]);
+    // Several packets are refused at the first, which uses no receive.
+    let mut pair = Pair::new(QpType::Rc);
+    refused_immediate(wrong_key(&pair), 3000, &mut pair, access, [FLUSHED, FLUSHED]);
+    assert_eq!(pair.b.host.events, [QpEvent::AccessErr]);
+    // Our memory is gone.
+    let mut pair = Pair::new(QpType::Rc);
+    let gone = pair.b.host.memory.register(7, 100, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    pair.b.host.memory.unmap(gone);
+    let op = SendOp::WriteImm { raddr: gone.addr, rkey: gone.key, imm: 1 };
+    refused_immediate(op, 8, &mut pair, WcStatus::RemOpErr, [WcStatus::LocAccessErr, FLUSHED]);
+}
+
+#[test]
+fn a_refused_immediate_without_a_receive_is_an_event() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.post(1, SendOp::WriteImm { raddr: pair.b.region.addr, rkey: 0xdead, imm: 1 }, 0, 8);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, WcStatus::RemAccessErr)]);
+    assert_eq!(pair.b.host.events, [QpEvent::AccessErr]);
+}
+
 #[test]
 fn zero_length_is_good_with_any_key() {
     let mut pair = Pair::new(QpType::Rc);
@@ -365,6 +409,19 @@ fn lengths_that_do_not_fit() {
         let (pair, answer) = injected(packets);
         assert_eq!(answer, Some(0x61), "{packets:?}");
         assert_eq!(pair.b.qp.state(), QpState::Err);
+    }
+    // With an immediate, the receive that it would have used up tells.
+    let immediates: &[&[(O, usize, Option<u32>)]] = &[
+        &[(O::RC_WRITE_ONLY_IMM, 12, Some(8))],
+        &[(O::RC_WRITE_ONLY_IMM, 1028, Some(1028))],
+        &[(O::RC_WRITE_FIRST, 1024, Some(2000)), (O::RC_WRITE_LAST_IMM, 975, None)],
+    ];
+    for packets in immediates {
+        let (pair, answer) = injected(packets);
+        assert_eq!(answer, Some(0x61), "{packets:?}");
+        let receives = ends(&pair.b.host.received);
+        assert_eq!(receives[..2], [(100, WcStatus::RemInvReqErr), (101, FLUSHED)], "{packets:?}");
+        assert!(pair.b.host.events.is_empty(), "{packets:?}");
     }
     let (pair, _) = injected(&[(O::RC_WRITE_FIRST, 1024, Some(2000)), (O::RC_WRITE_LAST, 976, None)]);
     assert_eq!(pair.b.qp.state(), QpState::Rts);

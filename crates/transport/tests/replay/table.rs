@@ -191,7 +191,6 @@ pub(crate) const KNOWN: &[Known] = &[
         ],
         WINDOW_BOUND,
     ),
-    known("rc-nak-access", B, &["pair 4, receive completion of 100: status 5 instead of 10"], RECEIVE_UNUSED),
     known(
         "rc-nak-invalid-request",
         B,

@@ -129,13 +129,16 @@ impl Oracle {
                     _ => Err(format!("{completion:?}, but {request:?} is next")),
                 }
             }
-            // A WRITE with immediate whose memory refused at the last packet; the refusal was noted when it happened.
-            (WcStatus::LocAccessErr, QpType::Rc) => {
-                let stream = &mut self.books[peer].stream;
-                let refused = !stream.refusals.is_empty();
-                match stream.executing()? {
-                    request if matches!(request.op, SendOp::WriteImm { .. }) && refused => Ok(()),
-                    request => Err(format!("{completion:?}, but {request:?} is next")),
+            // A WRITE with immediate that memory refused; the refusal was noted when it happened, as its requester is told it.
+            (WcStatus::RemAccessErr | WcStatus::LocAccessErr, QpType::Rc) => {
+                let told = match completion.status {
+                    WcStatus::LocAccessErr => WcStatus::RemOpErr,
+                    status => status,
+                };
+                let stream = &self.books[peer].stream;
+                match stream.next() {
+                    Some(Request { op: SendOp::WriteImm { .. }, .. }) if stream.refusals.contains(&told) => Ok(()),
+                    next => Err(format!("{completion:?}, but {next:?} is next")),
                 }
             }
             _ => Err(format!("a receive ends with {completion:?} for no reason")),

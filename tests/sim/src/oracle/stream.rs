@@ -241,6 +241,11 @@ impl Stream {
         Ok(&mut self.requests[self.executing])
     }
 
+    /// The request that the responder executes next, be it one that it must refuse.
+    pub(crate) fn next(&self) -> Option<&Request> {
+        self.requests[self.executing..].iter().find(|request| request.has_effect())
+    }
+
     fn check_fence(&self) -> Check {
         let index = self.executing;
         let request = &self.requests[index];
