@@ -48,19 +48,7 @@ impl Kernel {
         if let Some(kernel) = SERIES.iter().find_map(|series| Kernel::cached(cache, series)) {
             return Ok(kernel);
         }
-        // Package lists are empty in fresh containers, and in others they may name what the mirror does not have any more.
-        let known = newest_package()?.filter(|package| download(package, cache).is_ok());
-        let package = match known {
-            Some(package) => package,
-            None => {
-                apt("apt-get", &["update", "--quiet=2", RETRIES], Path::new("/"))?;
-                let package = newest_package()?.ok_or_else(|| {
-                    anyhow!("no kernel package linux-image-6.12* or 6.1* is known to apt: it needs Debian's lists (apt-get update)")
-                })?;
-                download(&package, cache)?;
-                package
-            }
-        };
+        let package = fetch(cache)?;
         let series = SERIES.iter().find_map(|series| Kernel::cached(cache, series));
         series.ok_or_else(|| anyhow!("the package {package} holds no kernel"))
     }
@@ -82,6 +70,36 @@ impl Kernel {
         let modules = folder.join("lib/modules").join(&release);
         (image.is_file() && modules.join("modules.dep").is_file()).then_some(Kernel { release, image, modules })
     }
+}
+
+/// Downloads the newest kernel of the best series; names its package.
+fn fetch(cache: &Path) -> Result<String> {
+    // Package lists are empty in fresh containers; old ones may lack the best series, or name what the mirror does not have
+    // any more.
+    let known = newest_package()?;
+    if let Some(package) = known.as_ref().filter(|package| is_best(package))
+        && download(package, cache).is_ok()
+    {
+        return Ok(package.clone());
+    }
+    let updated = apt("apt-get", &["update", "--quiet=2", RETRIES], Path::new("/"));
+    let package = match (updated, known) {
+        (Ok(_), _) => newest_package()?.ok_or_else(|| {
+            anyhow!(
+                "no kernel package linux-image-6.12* or 6.1* is known to apt: it needs Debian's lists (apt-get update)"
+            )
+        })?,
+        // One of an older series will do.
+        (Err(_), Some(package)) => package,
+        (Err(error), None) => return Err(error),
+    };
+    download(&package, cache)?;
+    Ok(package)
+}
+
+/// Of the best series?
+fn is_best(package: &str) -> bool {
+    package.starts_with(&format!("linux-image-{}.", SERIES[0]))
 }
 
 /// The newest package of the best series that apt knows.
@@ -188,6 +206,9 @@ mod tests {
         let old = "linux-image-6.1.0-9-amd64-unsigned\nlinux-image-6.1.0-57-amd64-unsigned\n";
         assert_eq!(choose(old).as_deref(), Some("linux-image-6.1.0-57-amd64-unsigned"));
         assert_eq!(choose("linux-image-5.10.0-9-amd64-unsigned\n"), None);
+        assert!(
+            is_best("linux-image-6.12.117+deb12-amd64-unsigned") && !is_best("linux-image-6.1.0-57-amd64-unsigned")
+        );
     }
 
     #[test]
