@@ -20,6 +20,9 @@ use crate::remote::{Numbered, PORT, Reply, Request};
 /// Most of a program's output that is handed on, in bytes.
 const OUTPUT_LIMIT: u64 = 1 << 20;
 
+/// Most of a file that is handed on, in bytes.
+const FILE_LIMIT: u64 = 64 << 10;
+
 /// Runs as the first process of the guest; returns only when the guest is of no more use.
 pub fn main() -> Result<()> {
     let troubles = prepare()?;
@@ -96,6 +99,7 @@ fn carry_out(id: u64, request: Request, children: &Children) -> Reply {
             Reply::Done
         }
         Request::Listening(port) => Reply::Listening(listening(port)),
+        Request::Read(paths) => Reply::Files(paths.iter().flat_map(|path| read(path)).collect()),
     }
 }
 
@@ -170,6 +174,20 @@ fn listening(port: u16) -> bool {
     })
 }
 
+/// The file, or all files of a folder: their beginnings.
+fn read(path: &str) -> Vec<(String, String)> {
+    let paths = match path.strip_suffix("/*") {
+        Some(folder) => fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect(),
+        None => vec![PathBuf::from(path)],
+    };
+    let text = |path: &PathBuf| {
+        let mut bytes = Vec::new();
+        File::open(path).and_then(|file| file.take(FILE_LIMIT).read_to_end(&mut bytes)).ok()?;
+        Some((path.to_string_lossy().into_owned(), String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    paths.iter().filter_map(text).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -205,6 +223,20 @@ mod tests {
             assert!(out.is_empty() && limit < Duration::from_secs(60), "{out:?}");
             limit *= 2;
         }
+    }
+
+    #[test]
+    fn files_and_folders_are_read() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+        fs::write(path("a"), "one\n").expect("can write");
+        fs::write(path("b"), vec![b'x'; FILE_LIMIT as usize + 1]).expect("can write");
+        assert_eq!(read(&path("a")), [(path("a"), "one\n".to_owned())]);
+        assert!(read(&path("c")).is_empty() && read(&path("c/*")).is_empty());
+        let mut all = read(&path("*"));
+        all.sort();
+        let lengths: Vec<usize> = all.iter().map(|(_, text)| text.len()).collect();
+        assert_eq!(lengths, [4, FILE_LIMIT as usize]);
     }
 
     #[test]

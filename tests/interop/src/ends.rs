@@ -14,6 +14,8 @@ use crate::remote::{self, Agent, Reply, Request, Ticket};
 
 /// How long the other end may go on after one failed.
 const GRACE: Duration = Duration::from_secs(10);
+/// How often the guest is asked whether someone listens: a question costs it a fraction of a millisecond.
+const ASK_AGAIN: Duration = Duration::from_millis(15);
 /// How often a waiting loop looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -90,7 +92,7 @@ impl End {
                 )));
             }
             interrupt::check()?;
-            sleep(Duration::from_millis(50));
+            sleep(ASK_AGAIN);
         }
     }
 

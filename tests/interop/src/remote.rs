@@ -29,6 +29,8 @@ pub enum Request {
     End(u64),
     /// Does anyone listen on this TCP port?
     Listening(u16),
+    /// Tell what these files hold; a path that ends with `/*` stands for all files of a folder.
+    Read(Vec<String>),
 }
 
 /// What the agent answers.
@@ -54,6 +56,8 @@ pub enum Reply {
     },
     /// Answer to `Listening`.
     Listening(bool),
+    /// Answer to `Read`: paths and texts, of long files the beginning. What cannot be read is absent.
+    Files(Vec<(String, String)>),
     /// The request was carried out.
     Done,
     /// The request could not be carried out.
@@ -140,6 +144,15 @@ impl Agent {
         let ticket = self.start(argv, limit)?;
         let reply = ticket.wait(limit + SLACK)?;
         finished(&argv.join(" "), reply)
+    }
+
+    /// What files of the guest hold: see [`Request::Read`].
+    pub fn read(&self, paths: &[&str], limit: Duration) -> Result<Vec<(String, String)>, Failure> {
+        let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+        match self.ask(Request::Read(paths))?.wait(limit)? {
+            Reply::Files(files) => Ok(files),
+            other => Err(Failure::new(format!("the guest's agent was asked for files and answered {other:?}"))),
+        }
     }
 
     /// Starts a program.

@@ -1,5 +1,6 @@
 //! Runs lines, tells progress, counts.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Instant;
 
@@ -7,15 +8,19 @@ use program_tests::interrupt;
 
 use crate::counted::Counted;
 use crate::line::{self, Options, References};
-use crate::table::Line;
+use crate::table::{self, Line};
 use crate::trouble::{Blame, Trouble};
 use crate::world::World;
 
 /// How a run is made.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// How often all lines are run.
+    /// Number of the first round, from 1.
+    pub first_round: u32,
+    /// How many rounds there are.
     pub rounds: u32,
+    /// A round takes its part of the lines ([`table::round`]), not all of them.
+    pub rotate: bool,
     /// End at the first failure.
     pub fail_fast: bool,
     /// Tell what both ends counted.
@@ -24,73 +29,101 @@ pub struct Plan {
     pub options: Options,
 }
 
+impl Plan {
+    /// All that is run: round and line.
+    pub fn schedule(&self, lines: &[Line]) -> Vec<(u32, Line)> {
+        let rounds = self.first_round..=self.first_round.saturating_add(self.rounds - 1);
+        let of = |number| if self.rotate { table::round(lines, number) } else { lines.to_vec() };
+        rounds.flat_map(|number| of(number).into_iter().map(move |line| (number, line))).collect()
+    }
+
+    /// The line's name in the output.
+    fn name(&self, round: u32, line: &Line) -> String {
+        if self.rounds == 1 && !self.rotate { line.id.clone() } else { format!("{} (round {round})", line.id) }
+    }
+}
+
 /// Results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Lines that passed, over all rounds.
     pub passed: usize,
-    /// Lines that failed: id, and the first sentence of the reason.
-    pub failed: Vec<(String, String)>,
+    /// Lines that failed.
+    pub failed: Vec<Failed>,
+    /// Attempts that failed for a reason that says nothing of the line, so that it was run once more: how often for each reason.
+    pub repeated: BTreeMap<&'static str, usize>,
 }
 
-/// Runs all lines as planned.
+/// A line that failed.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// Its name in the output.
+    pub name: String,
+    /// Its id.
+    pub id: String,
+    /// First sentence of the reason.
+    pub reason: String,
+}
+
+/// Runs lines as planned.
 pub fn run(lines: &[Line], plan: &Plan, world: &mut World) -> Summary {
     let mut summary = Summary::default();
-    let total = lines.len() * plan.rounds as usize;
-    let mut number = 0;
     let mut references = References::new();
-    for round in 1..=plan.rounds {
-        for line in lines {
-            if interrupt::interrupted() || (plan.fail_fast && !summary.failed.is_empty()) {
-                return summary;
-            }
-            number += 1;
-            let begun = Instant::now();
-            let mut attempt = attempt(line, plan, world, &mut references);
-            for _ in 1..ATTEMPTS {
-                let Err(trouble) = &attempt.result else { break };
-                let Some(reason) = excuse(trouble) else { break };
-                if attempt.hopeless || interrupt::interrupted() {
-                    break;
-                }
-                say(&format!(
-                    "[{number}/{total}] {}: once more: {reason}\n{}",
-                    line.id,
-                    indented(&trouble.to_string())
-                ));
-                attempt = self::attempt(line, plan, world, &mut references);
-            }
-            let Attempt { result, hopeless } = attempt;
-            if interrupt::interrupted() {
-                return summary;
-            }
-            let mut text = format!("[{number}/{total}] {}", line.id);
-            if plan.rounds > 1 {
-                text += &format!(" (round {round})");
-            }
-            let seconds = begun.elapsed().as_secs_f64();
-            match result {
-                Ok(counted) => {
-                    summary.passed += 1;
-                    text += &format!(" ... ok ({seconds:.1} s)\n");
-                    if plan.verbose {
-                        text += &indented(&counted.show());
-                    }
-                }
-                Err(trouble) => {
-                    text += &format!(" ... FAILED ({seconds:.1} s)\n{}", indented(&trouble.to_string()));
-                    summary
-                        .failed
-                        .push((line.id.clone(), format!("{}: {}", trouble.blame.word(), trouble.failure.what())));
+    let schedule = plan.schedule(lines);
+    for (index, (round, line)) in schedule.iter().enumerate() {
+        if interrupt::interrupted() || (plan.fail_fast && !summary.failed.is_empty()) {
+            break;
+        }
+        let name = plan.name(*round, line);
+        let heading = format!("[{}/{}] {name}", index + 1, schedule.len());
+        let begun = Instant::now();
+        let attempt = attempts(&heading, line, plan, world, &mut references, &mut summary);
+        if interrupt::interrupted() {
+            break;
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        match attempt.result {
+            Ok(counted) => {
+                summary.passed += 1;
+                say(&format!("{heading} ... ok ({seconds:.1} s)\n"));
+                if plan.verbose {
+                    say(&indented(&counted.show()));
                 }
             }
-            say(&text);
-            if hopeless {
-                return summary;
+            Err(trouble) => {
+                say(&format!("{heading} ... FAILED ({seconds:.1} s)\n{}", indented(&trouble.to_string())));
+                let reason = format!("{}: {}", trouble.blame.word(), trouble.failure.what());
+                summary.failed.push(Failed { name, id: line.id.clone(), reason });
             }
+        }
+        if attempt.hopeless {
+            break;
         }
     }
     summary
+}
+
+/// Runs a line, and again where a failure says nothing of it.
+fn attempts(
+    heading: &str,
+    line: &Line,
+    plan: &Plan,
+    world: &mut World,
+    references: &mut References,
+    summary: &mut Summary,
+) -> Attempt {
+    let mut last = attempt(line, plan, world, references);
+    for _ in 1..ATTEMPTS {
+        let Err(trouble) = &last.result else { break };
+        let Some(reason) = excuse(trouble) else { break };
+        if last.hopeless || interrupt::interrupted() {
+            break;
+        }
+        say(&format!("{heading}: once more: {reason}\n{}", indented(&trouble.to_string())));
+        *summary.repeated.entry(reason).or_default() += 1;
+        last = attempt(line, plan, world, references);
+    }
+    last
 }
 
 /// Attempts at a line that failed for a reason that says nothing of it.
@@ -152,10 +185,16 @@ fn indented(text: &str) -> String {
 }
 
 impl Summary {
-    /// The closing lines: which lines failed, then the counts.
+    /// The closing lines: what was run once more, which lines failed, then the counts.
     pub fn closing(&self) -> String {
-        let failed: String = self.failed.iter().map(|(id, reason)| format!("FAILED {id}: {reason}\n")).collect();
-        format!("{failed}{} passed, {} failed\n", self.passed, self.failed.len())
+        let mut text = String::new();
+        for (reason, times) in &self.repeated {
+            text += &format!("once more, {times} times: {reason}\n");
+        }
+        for Failed { name, id, reason } in &self.failed {
+            text += &format!("FAILED {name}: {reason}\n    alone: cargo xtask interop run {id}\n");
+        }
+        format!("{text}{} passed, {} failed\n", self.passed, self.failed.len())
     }
 }
 
@@ -178,7 +217,27 @@ mod tests {
 
     #[test]
     fn the_last_line_counts() {
-        let summary = Summary { passed: 3, failed: vec![("a/b".to_owned(), "guest: panic".to_owned())] };
-        assert_eq!(summary.closing(), "FAILED a/b: guest: panic\n3 passed, 1 failed\n");
+        let failed =
+            Failed { name: "a/b (round 7)".to_owned(), id: "a/b".to_owned(), reason: "guest: panic".to_owned() };
+        let summary = Summary { passed: 3, failed: vec![failed], repeated: BTreeMap::from([("busy", 2)]) };
+        let closing = "once more, 2 times: busy\nFAILED a/b (round 7): guest: panic\n    alone: cargo xtask interop run a/b\n\
+                       3 passed, 1 failed\n";
+        assert_eq!(summary.closing(), closing);
+    }
+
+    #[test]
+    fn rounds_are_all_lines_or_parts_of_them() {
+        let lines = table::lines();
+        let plan = Plan { first_round: 1, rounds: 2, ..Plan::default() };
+        assert_eq!(plan.schedule(&lines).len(), 2 * lines.len());
+        let plan = Plan { first_round: 7, rounds: 3, rotate: true, ..Plan::default() };
+        let schedule = plan.schedule(&lines);
+        let of = |number| schedule.iter().filter(move |(round, _)| *round == number).map(|(_, line)| line.id.clone());
+        for number in 7..10 {
+            let expected: Vec<String> = table::round(&lines, number).into_iter().map(|line| line.id).collect();
+            assert_eq!(of(number).collect::<Vec<_>>(), expected);
+        }
+        assert_eq!(schedule.iter().map(|(round, _)| *round).max(), Some(9));
+        assert_eq!(plan.name(7, &lines[0]), format!("{} (round 7)", lines[0].id));
     }
 }

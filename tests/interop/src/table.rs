@@ -74,7 +74,7 @@ pub struct Row {
     pub capture: Option<&'static [u8]>,
     /// What rxe must count at least, or else the row did not do what it is for: names of counters.
     pub at_least: &'static [(&'static str, u64)],
-    /// Belongs to the set that is run in one round of a hundred (`--set rc`).
+    /// Belongs to the RC set (`--set rc`), of which [`round`] takes a part.
     pub rc: bool,
 }
 
@@ -95,7 +95,7 @@ const fn row(program: &'static str, options: &'static str, kind: Kind) -> Row {
     Row { program, options, kind, limit_s: 120, fault: None, capture: None, at_least: &[], rc: false }
 }
 
-/// In the set of RC lines.
+/// In the RC set: what takes seconds at most.
 const fn rc(row: Row) -> Row {
     Row { rc: true, ..row }
 }
@@ -155,8 +155,8 @@ pub static ROWS: &[Row] = &[
     rc(pingpong("ibv_rc_pingpong", "-n 100")),
     rc(pingpong("ibv_rc_pingpong", "-n 100 -e")),
     rc(pingpong("ibv_rc_pingpong", "-n 20 -c -s 100003")),
-    pingpong("ibv_rc_pingpong", "-n 50 -m 256 -s 3000 -c"),
-    pingpong("ibv_rc_pingpong", "-n 50 -m {mtu} -s 20000 -c"),
+    rc(pingpong("ibv_rc_pingpong", "-n 50 -m 256 -s 3000 -c")),
+    rc(pingpong("ibv_rc_pingpong", "-n 50 -m {mtu} -s 20000 -c")),
     pingpong("ibv_uc_pingpong", "-n 50"),
     pingpong("ibv_uc_pingpong", "-n 50 -e -c -s 3000"),
     pingpong("ibv_ud_pingpong", "-n 50 -s {mtu}"),
@@ -166,43 +166,43 @@ pub static ROWS: &[Row] = &[
     // perftest, RC latency. Not with events: it looks once for each message into a completion queue of one entry, which overflows if
     // an acknowledgement is late, and hangs then, half of the time between two kernels, too.
     rc(perf("ib_send_lat", "-n 50 -s 2")),
-    perf("ib_send_lat", "-n 50 -s 1"),
-    perf("ib_send_lat", "-n 20 -s 5000"),
-    perf("ib_send_lat", "-n 50 -s 100 -I 200"),
+    rc(perf("ib_send_lat", "-n 50 -s 1")),
+    rc(perf("ib_send_lat", "-n 20 -s 5000")),
+    rc(perf("ib_send_lat", "-n 50 -s 100 -I 200")),
     rc(perf("ib_write_lat", "-n 50 -s 2")),
-    perf("ib_write_lat", "-n 50 -s 1"),
-    perf("ib_write_lat", "-n 20 -s 65536 -I 0"),
+    rc(perf("ib_write_lat", "-n 50 -s 1")),
+    rc(perf("ib_write_lat", "-n 20 -s 65536 -I 0")),
     rc(perf("ib_read_lat", "-o 16 -n 50 -s 2")),
-    perf("ib_read_lat", "-o 16 -n 10 -s 1048576"),
+    rc(perf("ib_read_lat", "-o 16 -n 10 -s 1048576")),
     rc(perf("ib_atomic_lat", "-o 16 -n 50")),
-    perf("ib_atomic_lat", "-o 16 -n 50 -A CMP_AND_SWAP"),
+    rc(perf("ib_atomic_lat", "-o 16 -n 50 -A CMP_AND_SWAP")),
     // perftest, RC bandwidth.
     rc(perf("ib_send_bw", "-n 50 -s 65536")),
-    perf("ib_send_bw", "-n 5 -s 1048576"),
-    perf("ib_send_bw", "-n 500 -s 1"),
-    perf("ib_send_bw", "-n 500 -s 64 -I 64"),
-    perf("ib_send_bw", "-n 50 -s 10000 -q 8"),
-    perf("ib_send_bw", "-n 50 -s 65536 -b"),
-    perf("ib_send_bw", "-n 50 -s 3000 --use-srq -q 4"),
-    perf("ib_send_bw", "-n 100 -s 3000 -e"),
+    rc(perf("ib_send_bw", "-n 5 -s 1048576")),
+    rc(perf("ib_send_bw", "-n 500 -s 1")),
+    rc(perf("ib_send_bw", "-n 500 -s 64 -I 64")),
+    rc(perf("ib_send_bw", "-n 50 -s 10000 -q 8")),
+    rc(perf("ib_send_bw", "-n 50 -s 65536 -b")),
+    rc(perf("ib_send_bw", "-n 50 -s 3000 --use-srq -q 4")),
+    rc(perf("ib_send_bw", "-n 100 -s 3000 -e")),
     perf("ib_send_bw", "-n 5 -a"),
     rc(perf("ib_write_bw", "-n 50 -s 65536")),
-    perf("ib_write_bw", "-n 5 -s 1048576"),
-    perf("ib_write_bw", "-n 500 -s 1"),
-    perf("ib_write_bw", "-n 500 -s 64 -I 64"),
-    perf("ib_write_bw", "-n 50 -s 10000 -q 8"),
-    perf("ib_write_bw", "-n 50 -s 65536 -b"),
-    perf("ib_write_bw", "-n 20 -s 65536 -q 4 -b"),
+    rc(perf("ib_write_bw", "-n 5 -s 1048576")),
+    rc(perf("ib_write_bw", "-n 500 -s 1")),
+    rc(perf("ib_write_bw", "-n 500 -s 64 -I 64")),
+    rc(perf("ib_write_bw", "-n 50 -s 10000 -q 8")),
+    rc(perf("ib_write_bw", "-n 50 -s 65536 -b")),
+    rc(perf("ib_write_bw", "-n 20 -s 65536 -q 4 -b")),
     perf("ib_write_bw", "-n 5 -a"),
     rc(perf("ib_read_bw", "-o 16 -n 50 -s 65536")),
-    perf("ib_read_bw", "-o 16 -n 5 -s 1048576"),
-    perf("ib_read_bw", "-o 16 -n 200 -s 1"),
-    perf("ib_read_bw", "-o 16 -n 50 -s 10000 -q 8"),
-    perf("ib_read_bw", "-o 16 -n 50 -s 65536 -b"),
+    rc(perf("ib_read_bw", "-o 16 -n 5 -s 1048576")),
+    rc(perf("ib_read_bw", "-o 16 -n 200 -s 1")),
+    rc(perf("ib_read_bw", "-o 16 -n 50 -s 10000 -q 8")),
+    rc(perf("ib_read_bw", "-o 16 -n 50 -s 65536 -b")),
     perf("ib_read_bw", "-o 16 -n 5 -a"),
     rc(perf("ib_atomic_bw", "-o 16 -n 100")),
-    perf("ib_atomic_bw", "-o 16 -n 100 -A CMP_AND_SWAP -q 4"),
-    perf("ib_atomic_bw", "-o 16 -n 100 -b"),
+    rc(perf("ib_atomic_bw", "-o 16 -n 100 -A CMP_AND_SWAP -q 4")),
+    rc(perf("ib_atomic_bw", "-o 16 -n 100 -b")),
     // perftest, UC and UD.
     perf("ib_send_lat", "-n 50 -s 64 -c UC"),
     perf("ib_write_lat", "-n 50 -s 3000 -c UC"),
@@ -212,8 +212,8 @@ pub static ROWS: &[Row] = &[
     // (Debian 12's perftest knows no immediates: `verify` has them, of SEND and of WRITE, their values checked at both ends.)
     // Every byte of every operation, both ends requesting at once.
     rc(own("verify", "-n 5 --largest 70000 -e")),
-    own("verify", "-n 20 --largest 1048579 -e"),
-    own("verify", "-n 20 --largest 70000 --srq"),
+    rc(own("verify", "-n 20 --largest 1048579 -e")),
+    rc(own("verify", "-n 20 --largest 70000 --srq")),
     own("verify", "-n 20 --largest 70000 -c UC"),
     own("verify", "-n 20 -c UD"),
     // What may not be: statuses at both ends.
@@ -295,6 +295,34 @@ pub fn lines() -> Vec<Line> {
     lines
 }
 
+/// The lines of `set` that round `number`, from 1, takes: of each program one row, in one place, in both directions. Place by
+/// place a row goes through all of them; then comes the next row. So some tens of rounds take every line, and a number tells
+/// which lines a round had.
+pub fn round(set: &[Line], number: u32) -> Vec<Line> {
+    let index = number as usize - 1;
+    let places = distinct(set.iter().map(|line| line.place.name));
+    let Some(place) = places.get(index % places.len().max(1)) else { return Vec::new() };
+    let here: Vec<&Line> = set.iter().filter(|line| line.place.name == *place).collect();
+    let taken = distinct(here.iter().map(|line| line.row.program)).into_iter().flat_map(|program| {
+        let ours: Vec<&Line> = here.iter().copied().filter(|line| line.row.program == program).collect();
+        let rows = distinct(ours.iter().map(|line| line.row.name()));
+        let row = &rows[index / places.len() % rows.len()];
+        ours.into_iter().filter(|line| line.row.name() == *row).cloned().collect::<Vec<_>>()
+    });
+    taken.collect()
+}
+
+/// Each once, in the order of their first.
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for one in all {
+        if !found.contains(&one) {
+            found.push(one);
+        }
+    }
+    found
+}
+
 /// The lines of the smoke set.
 pub fn smoke() -> Vec<Line> {
     let in_set =
@@ -314,6 +342,54 @@ mod tests {
         let ids: BTreeSet<&str> = lines.iter().map(|line| line.id.as_str()).collect();
         assert_eq!(ids.len(), lines.len());
         assert!(ids.contains("9000-v6/ib_write_bw/-n,5,-a/kernel-serves"));
+    }
+
+    fn rc_set() -> Vec<Line> {
+        lines().into_iter().filter(|line| line.row.rc).collect()
+    }
+
+    #[test]
+    fn a_round_takes_every_rc_program_both_ways_in_one_place() {
+        let programs = [
+            "ibv_rc_pingpong",
+            "ib_send_lat",
+            "ib_write_lat",
+            "ib_read_lat",
+            "ib_atomic_lat",
+            "ib_send_bw",
+            "ib_write_bw",
+            "ib_read_bw",
+            "ib_atomic_bw",
+            "verify",
+        ];
+        let set = rc_set();
+        for number in [1, 2, 33, 100, u32::MAX] {
+            let round = round(&set, number);
+            assert_eq!(distinct(round.iter().map(|line| line.row.program)), programs, "round {number}");
+            assert_eq!(distinct(round.iter().map(|line| line.place.name)).len(), 1, "round {number}");
+            for program in programs {
+                let lines: Vec<&Line> = round.iter().filter(|line| line.row.program == program).collect();
+                assert_eq!(lines.len(), 2, "round {number}: {program}");
+                assert!(lines[0].server != lines[1].server && lines[0].row.name() == lines[1].row.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_hundred_rounds_take_every_rc_line_three_times() {
+        let set = rc_set();
+        let taken: Vec<String> = (1..=100).flat_map(|number| round(&set, number)).map(|line| line.id).collect();
+        for line in &set {
+            let times = taken.iter().filter(|id| **id == line.id).count();
+            assert!(times >= 3, "{}: {times} times", line.id);
+        }
+    }
+
+    #[test]
+    fn rounds_of_what_a_filter_left() {
+        let one: Vec<Line> = lines().into_iter().filter(|line| line.id == "9000-v6/errors/kernel-serves").collect();
+        assert_eq!(round(&one, 7).len(), 1);
+        assert!(round(&[], 7).is_empty());
     }
 
     #[test]
