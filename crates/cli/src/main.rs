@@ -6,11 +6,15 @@ mod devices;
 mod layout;
 mod output;
 mod perf;
+mod programs;
 mod refusal;
+mod res;
 mod rig;
 mod run;
+mod stat;
 mod status;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -29,6 +33,8 @@ Examples:
   ferroce run -- ibv_devinfo               a stock program on Ferroce
   ferroce devices                          what such a program sees
   ferroce status                           who uses Ferroce on this host
+  ferroce res                              its queue pairs, regions, queues and connections
+  ferroce stat --watch                     what they count, and how fast it grows
   ferroce verify --self                    is every byte right?
   ferroce perf write-bw --self             how fast is it, and how fast is TCP?
 
@@ -44,6 +50,8 @@ enum Cmd {
     Run(run::RunArgs),
     Devices(devices::DevicesArgs),
     Status(status::StatusArgs),
+    Res(res::ResArgs),
+    Stat(stat::StatArgs),
     Perf(perf::PerfArgs),
     Verify(verify::VerifyArgs),
 }
@@ -53,6 +61,8 @@ fn main() -> ExitCode {
         Cmd::Run(args) => run::run(args),
         Cmd::Devices(args) => devices::run(args),
         Cmd::Status(args) => status::run(args),
+        Cmd::Res(args) => res::run(args),
+        Cmd::Stat(args) => stat::run(args),
         Cmd::Perf(args) => perf::run(args),
         Cmd::Verify(args) => verify::run(args),
     };

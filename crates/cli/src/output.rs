@@ -1,7 +1,7 @@
 //! Writing to people and to other programs.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 /// Standard output. A reader that went away (`ferroce devices | head -1`) ends the command quietly and well.
 pub(crate) struct Out {
@@ -17,6 +17,19 @@ impl Out {
     /// Writes one line.
     pub(crate) fn line(&mut self, text: impl fmt::Display) -> Result<(), Closed> {
         writeln!(self.inner, "{text}").and_then(|()| self.inner.flush()).map_err(Closed)
+    }
+
+    /// Empties the screen if stdout is a terminal.
+    pub(crate) fn clear(&mut self) -> Result<(), Closed> {
+        /// Cursor to the corner, and everything behind it gone (ECMA-48: CUP, ED).
+        const CLEAR: &str = "\x1b[H\x1b[J";
+        if io::stdout().is_terminal() { self.inner.write_all(CLEAR.as_bytes()).map_err(Closed) } else { Ok(()) }
+    }
+
+    /// Writes a value as JSON on one line, for programs that read line by line.
+    pub(crate) fn json_line<T: serde::Serialize>(&mut self, value: &T) -> Result<(), anyhow::Error> {
+        let text = serde_json::to_string(value)?;
+        Ok(self.line(text)?)
     }
 
     /// Writes a value as JSON, for programs.
@@ -74,6 +87,11 @@ impl Table {
         let row: Vec<String> = cells.into_iter().map(Into::into).collect();
         assert_eq!(row.len(), self.right.len(), "a row of the table has the wrong number of cells");
         self.rows.push(row);
+    }
+
+    /// It has no rows but the headings.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.len() == 1
     }
 
     /// The lines, headings first, without blanks at their ends.

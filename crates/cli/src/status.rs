@@ -1,10 +1,10 @@
 //! `ferroce status`: what the service holds, and for whom.
 
 use anyhow::Result;
-use ferroce_service::client::{Client, StartOptions};
 use ferroce_service::protocol::Status;
 
 use crate::output::{Out, Table};
+use crate::programs;
 
 /// Show what the service holds: programs, their lanes, and how many of their ids listen for connections (RDMA-CM).
 ///
@@ -22,7 +22,7 @@ pub(crate) struct StatusArgs {
 }
 
 pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
-    let status = present()?;
+    let status = programs::service()?.map(|client| programs::status(&client)).transpose()?;
     let mut out = Out::new();
     match status {
         _ if args.json => out.json(&status)?,
@@ -34,25 +34,6 @@ pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
         }
     }
     Ok(0)
-}
-
-/// Asks the service; `None` if none runs.
-fn present() -> Result<Option<Status>> {
-    let options = StartOptions { program: "ferroce status".into(), ..StartOptions::default() };
-    match Client::connect(&options) {
-        Ok(client) => {
-            let mut status = client.status()?;
-            // Nobody asked about us.
-            status.clients.retain(|client| client.pid != std::process::id());
-            Ok(Some(status))
-        }
-        Err(error)
-            if std::io::Error::from_raw_os_error(error.errno()).kind() == std::io::ErrorKind::ConnectionRefused =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn lines(status: &Status) -> Vec<String> {

@@ -296,6 +296,16 @@ impl KeyTable {
         (slot.stamp.load(Ordering::Relaxed) == stamp).then_some(entry)
     }
 
+    /// All keys that stand for something now, in the order of their slots. Takes no lock: of what changes meanwhile, any part may be
+    /// missing.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, Entry)> {
+        let slots = self.chunks.iter().map_while(OnceLock::get).flat_map(|chunk| chunk.iter());
+        slots.filter_map(|slot| {
+            let key = slot.stamp.load(Ordering::Relaxed) as u32;
+            Some((key, self.entry(key)?))
+        })
+    }
+
     /// Regions that are registered.
     pub fn len(&self) -> u32 {
         self.writer.lock().live

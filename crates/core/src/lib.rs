@@ -21,7 +21,7 @@ pub use channel::CompChannel;
 pub use cq::Cq;
 pub use error::CoreError;
 pub use event::{AsyncEvent, AsyncQueue, EventSource, PortEvent, SrqEvent};
-pub use keys::{KeyTable, MrKey, Reregister, WindowKind};
+pub use keys::{EntryKind, KeyTable, MrKey, Reregister, WindowKind};
 pub use limits::DeviceAttr;
 pub use mem::{Buffer, RawRegion};
 pub use recv_queue::RecvQueue;

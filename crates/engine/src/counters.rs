@@ -1,6 +1,6 @@
-//! What the lanes count. Writing is one relaxed add; reading disturbs nobody.
-
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+//! What the lanes count: plain numbers behind the lane's lock, which whoever counts holds anyway.
+//!
+//! Names are those of the counters of Linux's mlx5 and rxe drivers where the meaning is the same.
 
 use ferroce_transport::{Count, Drop};
 
@@ -31,6 +31,7 @@ mod drops {
         MessageBroken => "drop_message_broken",
         Version => "drop_version",
         Access => "drop_access",
+        Cnp => "rp_cnp_ignored",
         Overload => "drop_overload",
     ]);
     pub(super) const COUNT: usize = NAMES.len();
@@ -48,14 +49,21 @@ mod counts {
         AckSent => "ack_sent",
         AckReceived => "ack_received",
         NakSequenceSent => "nak_sequence_sent",
-        NakSequenceReceived => "nak_sequence_received",
-        NakFatalSent => "nak_fatal_sent",
-        NakFatalReceived => "nak_fatal_received",
-        RnrNakSent => "rnr_nak_sent",
-        RnrNakReceived => "rnr_nak_received",
+        NakSequenceReceived => "packet_seq_err",
+        NakInvalidRequestSent => "resp_remote_invalid_request",
+        NakInvalidRequestReceived => "req_remote_invalid_request",
+        NakRemoteAccessSent => "resp_remote_access_errors",
+        NakRemoteAccessReceived => "req_remote_access_errors",
+        NakRemoteOperationSent => "resp_remote_operation_errors",
+        NakRemoteOperationReceived => "req_remote_operation_errors",
+        RnrNakSent => "send_rnr_err",
+        RnrNakReceived => "rnr_nak_retry_err",
+        RnrWaitUs => "rnr_wait_us",
         DuplicateRequest => "duplicate_request",
         ProbeSent => "probe_sent",
-        Timeout => "timeout",
+        Timeout => "local_ack_timeout_err",
+        RetryExceeded => "retry_exceeded_err",
+        RnrRetryExceeded => "retry_rnr_exceeded_err",
         PacketsRetransmitted => "packets_retransmitted",
         FlowQuestionSent => "flow_question_sent",
         FlowAnswerSent => "flow_answer_sent",
@@ -70,50 +78,157 @@ mod counts {
     }
 }
 
-/// Counters of one lane.
-#[derive(Debug, Default)]
+/// What a queue pair did, or all queue pairs of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    drops: [AtomicU64; drops::COUNT],
-    counts: [AtomicU64; counts::COUNT],
-    no_queue_pair: AtomicU64,
-    foreign_lane: AtomicU64,
-    bad_relayed: AtomicU64,
+    /// Packets given to the link.
+    sent_pkts: u64,
+    /// Their payload.
+    sent_bytes: u64,
+    /// Packets that the link brought, dropped ones included.
+    rcvd_pkts: u64,
+    /// Their payload.
+    rcvd_bytes: u64,
+    /// Of these: marked by a network that is congested (ECN: CE).
+    ecn_marked: u64,
+    drops: [u64; drops::COUNT],
+    counts: [u64; counts::COUNT],
 }
 
 /// Names and values, in a fixed order.
 pub type CounterSnapshot = Vec<(&'static str, u64)>;
 
 impl Counters {
-    pub(crate) fn drop_packet(&self, reason: Drop) {
-        self.drops[drops::index(reason)].fetch_add(1, Relaxed);
+    pub(crate) fn add(&mut self, other: &Counters) {
+        self.sent_pkts += other.sent_pkts;
+        self.sent_bytes += other.sent_bytes;
+        self.rcvd_pkts += other.rcvd_pkts;
+        self.rcvd_bytes += other.rcvd_bytes;
+        self.ecn_marked += other.ecn_marked;
+        self.drops.iter_mut().zip(&other.drops).for_each(|(sum, value)| *sum += value);
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, value)| *sum += value);
     }
 
-    pub(crate) fn count(&self, what: Count, n: u32) {
-        self.counts[counts::index(what)].fetch_add(u64::from(n), Relaxed);
-    }
-
-    pub(crate) fn no_queue_pair(&self) {
-        self.no_queue_pair.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn foreign_lane(&self) {
-        self.foreign_lane.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn bad_relayed(&self) {
-        self.bad_relayed.fetch_add(1, Relaxed);
-    }
-
-    /// All values now.
+    /// All values.
     pub fn snapshot(&self) -> CounterSnapshot {
-        let named = |names: &'static [&'static str], values: &[AtomicU64]| -> CounterSnapshot {
-            names.iter().zip(values).map(|(name, value)| (*name, value.load(Relaxed))).collect()
-        };
-        let mut all = named(counts::names(), &self.counts);
-        all.extend(named(drops::names(), &self.drops));
-        all.push(("drop_no_queue_pair", self.no_queue_pair.load(Relaxed)));
-        all.push(("foreign_lane", self.foreign_lane.load(Relaxed)));
-        all.push(("drop_bad_relayed", self.bad_relayed.load(Relaxed)));
-        all
+        let traffic = [
+            ("sent_pkts", self.sent_pkts),
+            ("sent_bytes", self.sent_bytes),
+            ("rcvd_pkts", self.rcvd_pkts),
+            ("rcvd_bytes", self.rcvd_bytes),
+            ("np_ecn_marked_roce_packets", self.ecn_marked),
+        ];
+        let counts = counts::names().iter().copied().zip(self.counts);
+        let drops = drops::names().iter().copied().zip(self.drops);
+        traffic.into_iter().chain(counts).chain(drops).collect()
+    }
+}
+
+/// Counts for a queue pair and for its device at once.
+#[derive(Debug)]
+pub(crate) struct Tally<'a> {
+    pub(crate) qp: &'a mut Counters,
+    pub(crate) device: &'a mut Counters,
+}
+
+impl Tally<'_> {
+    fn each(&mut self, count: impl Fn(&mut Counters)) {
+        count(self.qp);
+        count(self.device);
+    }
+
+    pub(crate) fn sent(&mut self, packets: u32, bytes: u32) {
+        self.each(|counters| {
+            counters.sent_pkts += u64::from(packets);
+            counters.sent_bytes += u64::from(bytes);
+        });
+    }
+
+    /// A packet arrived with so many bytes of payload and this traffic class (or type of service).
+    pub(crate) fn received(&mut self, bytes: usize, tclass: u8) {
+        /// Congestion experienced (RFC 3168).
+        const CE: u8 = 0b11;
+        self.each(|counters| {
+            counters.rcvd_pkts += 1;
+            counters.rcvd_bytes += bytes as u64;
+            counters.ecn_marked += u64::from(tclass & CE == CE);
+        });
+    }
+
+    pub(crate) fn drop_packet(&mut self, reason: Drop) {
+        self.each(|counters| counters.drops[drops::index(reason)] += 1);
+    }
+
+    pub(crate) fn count(&mut self, what: Count, n: u32) {
+        self.each(|counters| counters.counts[counts::index(what)] += u64::from(n));
+    }
+}
+
+/// Packets that reached no queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strays {
+    /// For numbers without a queue pair.
+    pub(crate) no_queue_pair: u64,
+    /// For other lanes: handed to the relay.
+    pub(crate) foreign_lane: u64,
+    /// From the relay, and no packets.
+    pub(crate) bad_relayed: u64,
+}
+
+impl Strays {
+    /// All values.
+    pub fn snapshot(&self) -> CounterSnapshot {
+        vec![
+            ("drop_no_queue_pair", self.no_queue_pair),
+            ("foreign_lane", self.foreign_lane),
+            ("drop_bad_relayed", self.bad_relayed),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(counters: &Counters, name: &str) -> u64 {
+        counters.snapshot().into_iter().find(|(known, _)| *known == name).expect("a counter's name").1
+    }
+
+    #[test]
+    fn what_is_counted_counts_for_the_queue_pair_and_for_its_device() {
+        let (mut first, mut second, mut device) = (Counters::default(), Counters::default(), Counters::default());
+        for (qp, bytes) in [(&mut first, 10), (&mut second, 20)] {
+            let mut tally = Tally { qp, device: &mut device };
+            tally.sent(3, 3 * bytes);
+            tally.received(bytes as usize, 0b10);
+            tally.received(0, 0b11);
+            tally.drop_packet(Drop::Psn);
+            tally.count(Count::RnrWaitUs, bytes);
+        }
+        let expected = [
+            ("sent_pkts", [3, 3, 6]),
+            ("sent_bytes", [30, 60, 90]),
+            ("rcvd_pkts", [2, 2, 4]),
+            ("rcvd_bytes", [10, 20, 30]),
+            ("np_ecn_marked_roce_packets", [1, 1, 2]),
+            ("drop_psn", [1, 1, 2]),
+            ("rnr_wait_us", [10, 20, 30]),
+            ("drop_qkey", [0, 0, 0]),
+        ];
+        for (name, values) in expected {
+            assert_eq!([value(&first, name), value(&second, name), value(&device, name)], values, "{name}");
+        }
+        first.add(&second);
+        assert_eq!(first, device);
+    }
+
+    #[test]
+    fn every_name_is_there_once() {
+        let names = Counters::default().snapshot().into_iter().chain(Strays::default().snapshot());
+        let mut names: Vec<&str> = names.map(|(name, _)| name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
     }
 }

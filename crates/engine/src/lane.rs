@@ -14,7 +14,7 @@ use ferroce_transport::{QpAttr, QpAttrMask, QpState};
 use parking_lot::MutexGuard;
 
 use crate::clock;
-use crate::counters::Counters;
+use crate::counters::CounterSnapshot;
 use crate::gate::Gate;
 use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
@@ -51,7 +51,6 @@ pub(crate) enum Progress {
 pub(crate) struct LaneShared {
     pub(crate) number: u16,
     pub(crate) keys: Arc<KeyTable>,
-    pub(crate) counters: Counters,
 }
 
 /// A lane of the card.
@@ -99,7 +98,7 @@ impl Lane {
         let ring_sleep = wake.map(|socket| Arc::new(RingSleep::new(socket)));
         let rings = ring_sleep.clone().map(|sleep| Rings::new(number, sleep));
         let lane = Arc::new(Lane {
-            shared: LaneShared { number, keys, counters: Counters::default() },
+            shared: LaneShared { number, keys },
             state: Gate::new(LaneState::new(link, relay, rings, seed)),
             polls: AtomicU64::new(0),
             progress_sleeper: Sleeper::new()?,
@@ -122,9 +121,9 @@ impl Lane {
         self.shared.number
     }
 
-    /// What it counted.
-    pub fn counters(&self) -> &Counters {
-        &self.shared.counters
+    /// What all its queue pairs counted, those that are gone included, and its strays.
+    pub fn counters(&self) -> CounterSnapshot {
+        self.locked(|state| state.counters())
     }
 
     /// What its link counted.
@@ -195,7 +194,7 @@ impl Lane {
     }
 
     /// Waits for the lock, runs `change`, and answers the doorbells of those who did not wait for it meanwhile.
-    fn locked<R>(&self, change: impl FnOnce(&mut LaneState) -> R) -> R {
+    pub(crate) fn locked<R>(&self, change: impl FnOnce(&mut LaneState) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
         self.leave(state);

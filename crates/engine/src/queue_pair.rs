@@ -53,6 +53,8 @@ pub struct QueuePairInit {
     pub events: Arc<AsyncQueue>,
     /// Named in asynchronous events.
     pub cookie: u64,
+    /// Which of the card's devices it belongs to, by a number of the caller's: what it counts counts for that device, too.
+    pub device: u32,
 }
 
 /// A queue pair of a lane. The transport's machine lives in the lane, behind its lock; this is the rest.
@@ -87,6 +89,11 @@ impl QueuePair {
             peer_lease: AtomicU64::new(0),
             bell: AtomicBool::new(false),
         }
+    }
+
+    /// Send requests that are not complete.
+    pub(crate) fn sends_outstanding(&self) -> u32 {
+        self.send_used.load(Ordering::Relaxed)
     }
 
     /// Its number on the wire.

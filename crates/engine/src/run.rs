@@ -12,6 +12,7 @@ use ferroce_wire::Headers;
 use smallvec::SmallVec;
 
 use crate::clock;
+use crate::counters::{CounterSnapshot, Counters, Strays, Tally};
 use crate::host::QpHost;
 use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
 use crate::packets;
@@ -61,9 +62,12 @@ const LAZY_MAX: usize = 2;
 const LAZY_NS: u64 = 100_000;
 
 /// A queue pair inside its lane.
-struct Entry {
-    qp: Arc<QueuePair>,
-    machine: Qp,
+pub(crate) struct Entry {
+    pub(crate) qp: Arc<QueuePair>,
+    pub(crate) machine: Qp,
+    pub(crate) counters: Counters,
+    /// Place in `devices`.
+    device: usize,
     /// Congestion window towards the peer's lane (RC).
     requests: Option<WindowId>,
     /// Is in `active`.
@@ -72,7 +76,7 @@ struct Entry {
     waiting: [Option<WindowId>; 2],
     timer_queued: Option<Nanos>,
     /// The ring that its packets go through. Chosen when it is connected, and kept: packets shall not overtake each other.
-    ring: Option<RingId>,
+    pub(crate) ring: Option<RingId>,
     /// It left INIT since its last RESET.
     connected: bool,
 }
@@ -93,11 +97,14 @@ struct Machines {
     lazy: Vec<u16>,
     /// When they became so.
     lazy_since: Nanos,
+    /// What the queue pairs of each device counted, those that are gone included; by the device's number.
+    devices: Vec<(u32, Counters)>,
+    strays: Strays,
 }
 
 /// Does the packet come back to the lane that sends it? Source and destination GID are the same address of this host, and within one
 /// network namespace a lane number belongs to one process.
-fn is_local(path: &PathAddr, dest_qp: u32, lane: u16) -> bool {
+pub(crate) fn is_local(path: &PathAddr, dest_qp: u32, lane: u16) -> bool {
     path.src == path.dst && dest_qp >> LANE_SHIFT == u32::from(lane)
 }
 
@@ -164,6 +171,8 @@ impl LaneState {
                 moderated: Vec::new(),
                 lazy: Vec::new(),
                 lazy_since: 0,
+                devices: Vec::new(),
+                strays: Strays::default(),
             },
             sent: Vec::new(),
             scratch: vec![0; ferroce_transport::MAX_TRAIN_BYTES as usize],
@@ -186,6 +195,26 @@ impl LaneState {
         self.machines.slots.take()
     }
 
+    /// What the queue pairs of each device counted, by the device's number.
+    pub(crate) fn device_counters(&self) -> &[(u32, Counters)] {
+        &self.machines.devices
+    }
+
+    pub(crate) fn strays(&self) -> Strays {
+        self.machines.strays
+    }
+
+    pub(crate) fn counters(&self) -> CounterSnapshot {
+        let mut sum = Counters::default();
+        self.machines.devices.iter().for_each(|(_, counters)| sum.add(counters));
+        sum.snapshot().into_iter().chain(self.machines.strays.snapshot()).collect()
+    }
+
+    /// The queue pairs in slots from `first` on.
+    pub(crate) fn entries(&self, first: u16) -> impl Iterator<Item = &Entry> {
+        self.machines.table[usize::from(first)..].iter().flatten().map(|entry| &**entry)
+    }
+
     pub(crate) fn link_stats(&self) -> LinkStats {
         let mut stats = self.link.stats();
         if let Some(rings) = &self.rings {
@@ -206,8 +235,10 @@ impl LaneState {
         let slot = usize::from(qp.slot);
         let machine = Qp::new(qp.init.transport);
         let entry = Entry {
+            device: self.machines.device(qp.init.device),
             qp,
             machine,
+            counters: Counters::default(),
             requests: None,
             active: false,
             waiting: [None; 2],
@@ -349,7 +380,7 @@ impl LaneState {
                 Ok((headers, payload)) => {
                     machines.deliver(shared, now, &Packet { headers: &headers, payload: &bytes[payload], net });
                 }
-                Err(_) => shared.counters.bad_relayed(),
+                Err(_) => machines.strays.bad_relayed += 1,
             },
             Relayed::Ring(call) => calls.push(call),
         });
@@ -367,6 +398,7 @@ impl LaneState {
     }
 
     fn send(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: Train) {
+        self.machines.tally(slot).sent(train.packets, train.len);
         let entry = self.machines.table[usize::from(slot)].as_deref().expect("a train has its queue pair");
         let qpn = entry.qp.qpn;
         let path: Arc<PathAddr> = match (&train.path, &entry.machine.attr().path) {
@@ -422,6 +454,19 @@ impl LaneState {
 }
 
 impl Machines {
+    /// The place of a device's counters; made when its first queue pair is.
+    fn device(&mut self, number: u32) -> usize {
+        self.devices.iter().position(|(known, _)| *known == number).unwrap_or_else(|| {
+            self.devices.push((number, Counters::default()));
+            self.devices.len() - 1
+        })
+    }
+
+    fn tally(&mut self, slot: u16) -> Tally<'_> {
+        let entry = self.table[usize::from(slot)].as_deref_mut().expect("a train has its queue pair");
+        Tally { qp: &mut entry.counters, device: &mut self.devices[entry.device].1 }
+    }
+
     /// Runs `f` on a queue pair's machine and settles what it changed: state, timers, windows.
     fn with<R>(&mut self, shared: &LaneShared, slot: u16, f: impl FnOnce(&mut Qp, &mut QpHost<'_>) -> R) -> Option<R> {
         let entry = self.table.get_mut(usize::from(slot))?.as_deref_mut()?;
@@ -429,7 +474,7 @@ impl Machines {
         let mut host = QpHost {
             qp: &qp,
             keys: &shared.keys,
-            counters: &shared.counters,
+            tally: Tally { qp: &mut entry.counters, device: &mut self.devices[entry.device].1 },
             windows: &mut self.windows,
             moderated: &mut self.moderated,
             requests: entry.requests,
@@ -497,7 +542,7 @@ impl Machines {
     fn receive(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>, lazy: bool) {
         let dest = packet.headers.bth.dest_qp;
         if dest >> LANE_SHIFT != u32::from(shared.number) {
-            shared.counters.foreign_lane();
+            self.strays.foreign_lane += 1;
             if let Some(relay) = &mut self.relay {
                 packet_bytes(packet.headers, packet.payload, &mut self.relay_buffer);
                 relay.forward(packet.net, &self.relay_buffer);
@@ -506,11 +551,12 @@ impl Machines {
         }
         let slot = (dest & (SLOTS_PER_LANE - 1)) as u16;
         let received = self.with(shared, slot, |machine, host| {
+            host.tally.received(packet.payload.len(), packet.net.tclass);
             machine.handle_packet(now, packet, host);
             host.received
         });
         match received {
-            None => shared.counters.no_queue_pair(),
+            None => self.strays.no_queue_pair += 1,
             Some(_) if self.lazy.contains(&slot) => {}
             Some(true) if lazy && self.lazy.len() < LAZY_MAX => {
                 if self.lazy.is_empty() {

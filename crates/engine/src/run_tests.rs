@@ -10,7 +10,6 @@ use ferroce_wire::{Aeth, Bth, NetHeader, Opcode, Psn, Syndrome};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::counters::Counters;
 use crate::lane::Lane;
 use crate::queue_pair::{QueueCaps, QueuePairInit, RecvSource};
 
@@ -91,11 +90,12 @@ impl Bench {
             recv: RecvSource::Own(Arc::new(RecvQueue::new(1, 1).expect("a receive queue"))),
             events,
             cookie: 0,
+            device: 2,
         };
         let qp = Arc::new(QueuePair::new(SLOT, QPN, init, lane.expect("a lane")));
         let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, None, 7);
         state.insert(Arc::clone(&qp));
-        let shared = LaneShared { number: LANE, keys, counters: Counters::default() };
+        let shared = LaneShared { number: LANE, keys };
         let mut bench = Bench { state, shared, wire, qp };
         bench.connect();
         bench
@@ -147,7 +147,7 @@ impl Bench {
     }
 
     fn counted(&self, name: &str) -> u64 {
-        let counters = self.shared.counters.snapshot();
+        let counters = self.state.counters();
         counters.iter().find(|(known, _)| *known == name).expect("a counter's name").1
     }
 
@@ -167,7 +167,7 @@ fn an_answer_that_waits_behind_others_comes_before_the_timer() {
     bench.ack(100);
     bench.turn(5_000 * MS, Turn::PROGRAM);
     assert_eq!(bench.statuses(), [WcStatus::Success]);
-    assert_eq!((bench.counted("probe_sent"), bench.counted("timeout")), (0, 0));
+    assert_eq!((bench.counted("probe_sent"), bench.counted("local_ack_timeout_err")), (0, 0));
     assert_eq!(bench.wire.lock().left.len(), 1, "nothing went out for it");
 }
 

@@ -214,3 +214,32 @@ fn an_atomic_on_misaligned_memory_is_refused() {
     assert_eq!(bytes, [0; 64]);
     b.card.deregister(rkey).expect("it is registered");
 }
+
+#[test]
+fn what_queue_pairs_did_can_be_seen_and_outlives_them_in_their_device() {
+    let (a, b) = connected();
+    let value = |counters: ferroce_engine::CounterSnapshot, name: &str| {
+        counters.into_iter().find(|(known, _)| *known == name).expect("a counter's name").1
+    };
+    a.post(1, SendOp::Write { raddr: b.buffer.addr(), rkey: b.key }, 3000);
+    assert_eq!(a.wait(true).status, WcStatus::Success);
+
+    let page = a.lane.queue_pairs(0);
+    let [view] = page.views.as_slice() else { panic!("one queue pair: {page:?}") };
+    assert_eq!((view.qpn, view.attr.dest_qpn, page.next), (a.qp.qpn(), b.qp.qpn(), None));
+    assert_eq!((view.attr.state, view.carrier), (ferroce_transport::QpState::Rts, Some(ferroce_engine::Carrier::Link)));
+    let standing = view.standing.expect("RC");
+    assert_eq!((standing.una, standing.in_flight), (view.attr.sq_psn, 0), "all is answered");
+    assert!(view.cqs.iter().all(|cq| cq.upgrade().is_some_and(|cq| Arc::ptr_eq(&cq, &a.cq))));
+    assert_eq!(value(view.counters.snapshot(), "sent_pkts"), 3);
+    assert_eq!(value(view.counters.snapshot(), "sent_bytes"), 3000);
+    assert_eq!(value(view.counters.snapshot(), "ack_received"), 1);
+    assert_eq!(value(b.lane.counters(), "rcvd_bytes"), 3000);
+
+    let lane = Arc::clone(&a.lane);
+    drop(a);
+    assert!(lane.queue_pairs(0).views.is_empty());
+    let devices = lane.device_counters();
+    let [(1, counters)] = devices.as_slice() else { panic!("the nodes' device: {devices:?}") };
+    assert_eq!(value(counters.snapshot(), "sent_bytes"), 3000);
+}

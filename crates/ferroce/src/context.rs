@@ -10,13 +10,16 @@ use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
 use ferroce_engine::{Attendance, Card, LANE_SHIFT, Lane, QueuePair};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
+use ferroce_service::inspect::Inspector;
 use ferroce_transport::PathAddr;
 
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fork::{self, Generation};
+use crate::inspect::Inspection;
 use crate::link;
+use crate::objects::{self, Objects};
 use crate::pd::Pd;
 use crate::relay::LeaseRelay;
 use crate::watch::Watch;
@@ -46,6 +49,7 @@ pub(crate) struct ProcessCard {
     /// Keeps the lease; its end gives the lane back.
     client: Client,
     neighbours: Option<Arc<Neighbours>>,
+    objects: Arc<Objects>,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
 }
@@ -58,13 +62,18 @@ pub struct Context {
     /// Lanes of other processes at the same address; None: packets to them go over UDP like all others.
     neighbours: Option<Arc<Neighbours>>,
     events: Arc<AsyncQueue>,
+    objects: Arc<Objects>,
+    /// Lists it among the objects.
+    _entry: objects::Entry,
     generation: Generation,
 }
 
 impl Context {
     pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
-        let (card, watch, neighbours) = process_card()?;
+        let Parts { card, watch, neighbours, objects } = process_card()?;
         let context = Arc::new(Context {
+            _entry: objects.add_context(&device),
+            objects,
             device,
             card,
             neighbours,
@@ -91,6 +100,10 @@ impl Context {
 
     pub(crate) fn card(&self) -> &Arc<Card> {
         &self.card
+    }
+
+    pub(crate) fn objects(&self) -> &Arc<Objects> {
+        &self.objects
     }
 
     pub(crate) fn events(&self) -> &Arc<AsyncQueue> {
@@ -217,7 +230,7 @@ impl Context {
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum: Vec<(&'static str, u64)> = Vec::new();
         for lane in self.card.lanes() {
-            let counters = lane.counters().snapshot().into_iter().chain(lane.link_stats().iter());
+            let counters = lane.counters().into_iter().chain(lane.link_stats().iter());
             for (at, (name, value)) in counters.enumerate() {
                 match sum.get_mut(at) {
                     Some(entry) => entry.1 += value,
@@ -332,11 +345,21 @@ impl Neighbours {
 }
 
 /// What a context has of the process's card.
-type Parts = (Arc<Card>, Arc<Watch>, Option<Arc<Neighbours>>);
+struct Parts {
+    card: Arc<Card>,
+    watch: Arc<Watch>,
+    neighbours: Option<Arc<Neighbours>>,
+    objects: Arc<Objects>,
+}
 
 impl ProcessCard {
     fn parts(&self) -> Parts {
-        (Arc::clone(&self.card), Arc::clone(&self.watch), self.neighbours.clone())
+        Parts {
+            card: Arc::clone(&self.card),
+            watch: Arc::clone(&self.watch),
+            neighbours: self.neighbours.clone(),
+            objects: Arc::clone(&self.objects),
+        }
     }
 }
 
@@ -357,11 +380,15 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let wake_fd = wake.as_ref().map(|wake| wake.as_fd().as_raw_fd());
     let lane = Lane::open(lease.lane(), lease.seed(), keys, link, Some(relay), sleep_fds, wake)?;
     card.add_lane(lane);
-    let watch = Watch::start()?;
+    let objects = Arc::new(Objects::new(generation));
+    // Nobody needs to look into a program for it to work.
+    let inspector = Inspector::listen(lease.lane(), lease.id()).inspect_err(|error| log::warn!("{error}")).ok();
+    let inspector_fd = inspector.as_ref().map(|inspector| inspector.fd().as_raw_fd());
+    let watch = Watch::start(inspector.map(|inspector| Inspection::new(inspector, &card, &objects)))?;
     let neighbours = wake_fd.map(|_| Arc::new(Neighbours { client: client.clone(), silent_since: Mutex::new(None) }));
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
-    fork::close_in_child(not_for_children.into_iter().chain(wake_fd));
-    Ok(ProcessCard { generation, card, watch, neighbours, client, _leases: vec![lease] })
+    fork::close_in_child(not_for_children.into_iter().chain(wake_fd).chain(inspector_fd));
+    Ok(ProcessCard { generation, card, watch, neighbours, objects, client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

@@ -9,6 +9,7 @@ use ferroce_transport::Completion;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::objects;
 
 /// Events that a completion queue handed out over its life; its destruction waits until the program acknowledged as many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Cq {
     /// Queue pairs that complete here.
     pub(crate) users: AtomicU32,
     destroyed: AtomicBool,
+    /// Lists it among the process's objects.
+    _entry: objects::Entry,
 }
 
 /// Empty polls in a row after which a poll also yields the processor. Where a core is to spare, the yield costs a fraction of a
@@ -47,6 +50,7 @@ impl Cq {
         let queue = ferroce_core::Cq::new(cqe, channel, events, cookie)?;
         let queue = Arc::new(if timestamps { queue.with_timestamps() } else { queue });
         Ok(Arc::new(Cq {
+            _entry: context.objects().add_cq(context.device().ifindex(), &queue),
             context,
             queue,
             empty_polls: AtomicU32::new(0),

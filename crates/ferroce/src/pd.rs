@@ -11,6 +11,7 @@ use ferroce_transport::{Access, PathAddr};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mw::Mw;
+use crate::objects;
 use crate::qp::{Qp, QpCreate};
 use crate::route;
 use crate::srq::{Srq, SrqCreate};
@@ -22,11 +23,14 @@ pub struct Pd {
     handle: u32,
     /// Regions, windows, queue pairs, SRQs and address handles alive.
     pub(crate) users: AtomicU32,
+    /// Lists it among the process's objects.
+    _entry: objects::Entry,
 }
 
 impl Pd {
     pub(crate) fn new(context: Arc<Context>, handle: u32) -> Arc<Pd> {
-        Arc::new(Pd { context, handle, users: AtomicU32::new(0) })
+        let entry = context.objects().add_pd(handle, context.device().ifindex());
+        Arc::new(Pd { context, handle, users: AtomicU32::new(0), _entry: entry })
     }
 
     /// The context it was made in.

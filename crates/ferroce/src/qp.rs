@@ -79,6 +79,7 @@ impl Qp {
             recv,
             events: Arc::clone(context.events()),
             cookie: create.cookie,
+            device: context.device().ifindex(),
         };
         let lane = context.card().lanes().into_iter().next().expect("a card has a lane");
         let pair = lane.create_qp(init)?;

@@ -7,6 +7,7 @@ use ferroce_core::{EventSource, limits};
 use ferroce_transport::RecvWr;
 
 use crate::error::{Error, Result};
+use crate::objects;
 use crate::pd::Pd;
 
 /// What a shared receive queue is made with.
@@ -26,6 +27,8 @@ pub struct Srq {
     pd: Arc<Pd>,
     queue: Arc<ferroce_core::Srq>,
     pub(crate) users: AtomicU32,
+    /// Lists it among the process's objects.
+    _entry: objects::Entry,
 }
 
 impl Srq {
@@ -35,7 +38,9 @@ impl Srq {
         let events = Arc::clone(pd.context().events());
         let queue = Arc::new(ferroce_core::Srq::new(create.max_wr, create.max_sge, events, create.cookie)?);
         pd.users.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0) }))
+        let context = pd.context();
+        let entry = context.objects().add_srq(context.device().ifindex(), pd.handle(), &queue);
+        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0), _entry: entry }))
     }
 
     pub(crate) fn queue(&self) -> &Arc<ferroce_core::Srq> {

@@ -1,4 +1,5 @@
-//! Port events: a thread that follows the interfaces and tells the contexts of their devices.
+//! The thread that keeps house for a process: it follows the interfaces and tells the contexts of their devices (port events), and
+//! answers questions about the process.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
@@ -11,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::context::Context;
 use crate::device::{self, GidEntry};
 use crate::error::Result;
+use crate::inspect::Inspection;
 
 /// Contexts of this process that want to know. A forked child starts with a list of its own.
 #[derive(Debug, Default)]
@@ -33,11 +35,11 @@ struct Seen {
 
 impl Watch {
     /// Starts the thread; it lives as long as the process.
-    pub(crate) fn start() -> Result<Arc<Watch>> {
+    pub(crate) fn start(inspection: Option<Inspection>) -> Result<Arc<Watch>> {
         let watch = Arc::new(Watch::default());
         let changes = DeviceWatch::new()?;
         let thread = Arc::clone(&watch);
-        ferroce_engine::spawn_quiet("ferroce-watch", move || thread.run(&changes))?;
+        ferroce_engine::spawn_quiet("ferroce-watch", move || thread.run(&changes, inspection.as_ref()))?;
         Ok(watch)
     }
 
@@ -46,12 +48,16 @@ impl Watch {
         self.watched.lock().push(Watched { context: Arc::downgrade(context), seen });
     }
 
-    fn run(&self, changes: &DeviceWatch) {
+    fn run(&self, changes: &DeviceWatch, inspection: Option<&Inspection>) {
         loop {
             let fd = changes.fd();
-            let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+            let mut fds = vec![PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+            fds.extend(inspection.map(|inspection| PollFd::new(inspection.fd(), PollFlags::POLLIN)));
             // EINTR is as good as a change: nothing was.
             let _ = poll(&mut fds, PollTimeout::NONE);
+            if let Some(inspection) = inspection.filter(|_| fds[1].any() == Some(true)) {
+                inspection.answer();
+            }
             if changes.drain() {
                 self.tell();
             }

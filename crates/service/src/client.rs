@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::cm::protocol::{CmReply, CmRequest};
-use crate::protocol::{self, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
+use crate::protocol::{self, CmIdStatus, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
 use crate::start::{self, Started};
 use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, sys};
 
@@ -140,6 +140,21 @@ impl Client {
             }
         }
         Ok(status.expect("there is a first page"))
+    }
+
+    /// The connection manager's ids, of all programs.
+    pub fn cm_ids(&self) -> Result<Vec<CmIdStatus>, ServiceError> {
+        let mut ids = Vec::new();
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let page = match self.connection.request(Request::CmIds { from: at })? {
+                (Reply::CmIds(page), _) => page,
+                (other, _) => return Err(unexpected(&other)),
+            };
+            from = page.next.filter(|next| *next > at);
+            ids.extend(page.ids);
+        }
+        Ok(ids)
     }
 
     /// Whether a process of which this one is a forked child made the connection.

@@ -9,6 +9,7 @@ pub mod cm;
 pub mod devices;
 mod error;
 mod group;
+pub mod inspect;
 pub mod keeper;
 mod netlink;
 mod owner;

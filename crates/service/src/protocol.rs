@@ -31,6 +31,9 @@ pub const REPLY_BYTES_MAX: usize = 128 * 1024;
 /// Clients in one page of the status.
 pub const STATUS_PAGE: usize = 64;
 
+/// Ids in one page of the connection manager's.
+pub const CM_ID_PAGE: usize = 256;
+
 /// Longest program name that is kept, in characters.
 pub const PROGRAM_CHARS_MAX: usize = 64;
 
@@ -72,6 +75,11 @@ pub enum Request {
         /// Where the last page ended ([`StatusPage::next`]); 0: from the start.
         from: u64,
     },
+    /// The connection manager's ids, of all programs. Answered by [`Reply::CmIds`].
+    CmIds {
+        /// Where the last page ended ([`CmIdPage::next`]); 0: from the start.
+        from: u64,
+    },
     /// About connections. Answered by [`Reply::Cm`].
     Cm(CmRequest),
 }
@@ -111,6 +119,8 @@ pub enum Reply {
     },
     /// To `Status`.
     Status(StatusPage),
+    /// To `CmIds`.
+    CmIds(CmIdPage),
     /// To `Cm`.
     Cm(CmReply),
     /// With id 0 and without a request: the service crashed, another one took over. Requests without an answer are to be
@@ -177,6 +187,40 @@ pub struct ClientStatus {
     /// Ids on which it listens for connections (RDMA-CM).
     #[serde(default)]
     pub listeners: u32,
+}
+
+/// Some of the connection manager's ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmIdPage {
+    /// At most [`CM_ID_PAGE`].
+    pub ids: Vec<CmIdStatus>,
+    /// What to ask for next; None: this was the last page.
+    pub next: Option<u64>,
+}
+
+/// An id of the connection manager (`struct rdma_cm_id`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmIdStatus {
+    /// Its number.
+    pub id: u64,
+    /// Process id of its program, as in [`ClientStatus`]; 0 also if the program gave it up and it lingers.
+    pub pid: u32,
+    /// `TCP`, `UDP`, `IPOIB` or `IB`.
+    pub space: String,
+    /// `connected` or `datagram`.
+    pub service: String,
+    /// `IDLE`, `LISTEN` to `TIMEWAIT`: the names of IBA 12.9.7.
+    pub state: String,
+    /// Its address.
+    pub local: Option<SocketAddr>,
+    /// The peer's.
+    pub peer: Option<SocketAddr>,
+    /// The queue pair.
+    pub qpn: Option<u32>,
+    /// The peer's.
+    pub remote_qpn: Option<u32>,
+    /// Of a listener: requests that wait.
+    pub waiting: u64,
 }
 
 /// Packets that the service touched: `strays` and `relay_in` came in; each of them is counted once in `relay_out`, in
@@ -359,6 +403,26 @@ mod tests {
         };
         let status = Status { clients: vec![client; STATUS_PAGE], ..Status::default() };
         let page = encode(u64::MAX, Reply::Status(StatusPage { status, next: Some(u64::MAX) }));
+        assert!(page.len() < REPLY_BYTES_MAX, "{}", page.len());
+    }
+
+    #[test]
+    fn the_longest_page_of_ids_fits_a_reply() {
+        let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff%4294967295]:65535".parse().unwrap();
+        let id = CmIdStatus {
+            id: u64::MAX,
+            pid: u32::MAX,
+            space: "IPOIB".into(),
+            service: "connected".into(),
+            state: ferroce_cm::State::MraReqRcvd.to_string(),
+            local: Some(address),
+            peer: Some(address),
+            qpn: Some(u32::MAX),
+            remote_qpn: Some(u32::MAX),
+            waiting: u64::MAX,
+        };
+        let page = CmIdPage { ids: vec![id; CM_ID_PAGE], next: Some(u64::MAX) };
+        let page = encode(u64::MAX, Reply::CmIds(page));
         assert!(page.len() < REPLY_BYTES_MAX, "{}", page.len());
     }
 

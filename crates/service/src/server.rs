@@ -421,6 +421,7 @@ impl Service {
             Request::ReleaseLane { lane } => self.release(id, lane),
             Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_of(lane) }),
             Request::Status { from } => Ok(Reply::Status(self.status(from))),
+            Request::CmIds { from } => Ok(Reply::CmIds(self.cm_ids(from))),
             Request::Cm(asked) => return self.answer_cm(id, request, asked),
         };
         match outcome {

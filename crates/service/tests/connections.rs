@@ -155,6 +155,30 @@ fn two_programs_connect_and_disconnect() {
     }
 }
 
+/// Every program's ids are shown to whoever asks, however many there are.
+#[test]
+fn ids_are_listed() {
+    let (_service, options) = host();
+    let (mut server, mut client) = (Program::new(&options), Program::new(&options));
+    let (listener, addr) = server.listen(TCP, LOCALHOST, 0);
+    let active = client.connect(addr);
+    let passive = server.event().id;
+    let ids = client.client.cm_ids().unwrap();
+    let row = |id| ids.iter().find(|row| row.id == id).unwrap();
+    let shown = |id| (row(id).space.as_str(), row(id).service.as_str(), row(id).state.as_str(), row(id).local);
+    assert_eq!(shown(listener), ("TCP", "connected", "LISTEN", Some(addr)));
+    assert_eq!(shown(passive), ("TCP", "connected", "REQ_RCVD", Some(addr)));
+    assert_eq!((row(active).state.as_str(), row(active).peer), ("REQ_SENT", Some(addr)));
+    assert_eq!((row(active).qpn, row(passive).remote_qpn), (Some(client.next_qpn), Some(client.next_qpn)));
+    assert!(ids.iter().all(|row| row.pid == std::process::id()));
+
+    let many = 2 * ferroce_service::protocol::CM_ID_PAGE;
+    let made: Vec<u64> = (0..many).map(|_| client.client.cm_create_id(&client.channel, UDP, true).unwrap()).collect();
+    let ids = client.client.cm_ids().unwrap();
+    assert_eq!(ids.len(), many + 3);
+    assert!(made.iter().all(|id| ids.iter().any(|row| row.id == *id && row.state == "IDLE")));
+}
+
 #[test]
 fn refused_and_rejected() {
     let (_service, options) = host();

@@ -1,6 +1,6 @@
 //! What the transport asks of whoever hosts it: memory behind keys, receive requests, completions, the window.
 
-use ferroce_wire::Headers;
+use ferroce_wire::{Headers, Syndrome};
 use smallvec::SmallVec;
 
 use crate::timer::Nanos;
@@ -65,6 +65,8 @@ pub enum Drop {
     MessageBroken,
     Version,
     Access,
+    /// A congestion notification: nothing here reacts to them.
+    Cnp,
     /// More READs or atomics, or senders to answer, at once than can be kept: lost, as it were; the other end asks again.
     Overload,
 }
@@ -77,19 +79,50 @@ pub enum Count {
     AckReceived,
     NakSequenceSent,
     NakSequenceReceived,
-    NakFatalSent,
-    NakFatalReceived,
+    NakInvalidRequestSent,
+    NakInvalidRequestReceived,
+    NakRemoteAccessSent,
+    NakRemoteAccessReceived,
+    /// Also the NAKs with reserved codes, which count as this one.
+    NakRemoteOperationSent,
+    NakRemoteOperationReceived,
     RnrNakSent,
     RnrNakReceived,
+    /// Microseconds that the requester was told to wait for a receive; they count from the beginning of the wait.
+    RnrWaitUs,
     DuplicateRequest,
     /// RC: asked the peer what it has, by a packet that was acknowledged before.
     ProbeSent,
     Timeout,
+    /// Gave up: no answer, `retry_cnt` times.
+    RetryExceeded,
+    /// Gave up: no receive at the peer, `rnr_retry` times.
+    RnrRetryExceeded,
     PacketsRetransmitted,
     /// Questions between Ferroce ends on UC and UD by a packet of our own; AckReq on data is not counted.
     FlowQuestionSent,
     FlowAnswerSent,
     FlowAnswerReceived,
+}
+
+impl Count {
+    /// What a NAK that ends the connection counts as at the responder.
+    pub(crate) fn fatal_nak_sent(syndrome: Syndrome) -> Count {
+        match syndrome {
+            Syndrome::NAK_INVALID_REQUEST => Count::NakInvalidRequestSent,
+            Syndrome::NAK_REMOTE_ACCESS => Count::NakRemoteAccessSent,
+            _ => Count::NakRemoteOperationSent,
+        }
+    }
+
+    /// And at the requester.
+    pub(crate) fn fatal_nak_received(syndrome: Syndrome) -> Count {
+        match syndrome {
+            Syndrome::NAK_INVALID_REQUEST => Count::NakInvalidRequestReceived,
+            Syndrome::NAK_REMOTE_ACCESS => Count::NakRemoteAccessReceived,
+            _ => Count::NakRemoteOperationReceived,
+        }
+    }
 }
 
 /// Which congestion window is meant.

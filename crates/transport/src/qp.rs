@@ -15,7 +15,7 @@ use crate::send_once::SendOnce;
 use crate::timer::Nanos;
 use crate::uc::UcReceiver;
 use crate::ud::UdReceiver;
-use crate::verbs::{QpAttr, QpAttrMask, QpEvent, QpInit, QpState, QpType, SendWr};
+use crate::verbs::{QpAttr, QpAttrMask, QpEvent, QpInit, QpState, QpType, SendStanding, SendWr};
 use crate::wqe::Wqe;
 
 /// The P_Key that every packet carries: the default partition. The top bit tells full from limited members.
@@ -122,6 +122,14 @@ impl Qp {
             Machines::Ud { sender, .. } => attr.sq_psn = sender.new_psn(),
         }
         attr
+    }
+
+    /// Where its requester stands; only RC waits for answers.
+    pub fn send_standing(&self) -> Option<SendStanding> {
+        match &self.machines {
+            Machines::Rc { requester, .. } => Some(requester.standing()),
+            Machines::Uc { .. } | Machines::Ud { .. } => None,
+        }
     }
 
     /// Changes the state or attributes (`ibv_modify_qp(3)`). On an error nothing was changed.
@@ -258,7 +266,7 @@ impl Qp {
             return Err(Drop::PKey);
         }
         if bth.opcode == Opcode::CNP {
-            return Err(Drop::BadOpcode);
+            return Err(Drop::Cnp);
         }
         let class = match self.init.qp_type {
             QpType::Rc => CLASS_RC,

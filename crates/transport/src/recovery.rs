@@ -136,6 +136,11 @@ impl Recovery {
         self.deadline = None;
     }
 
+    /// Times sent again, and RNR NAKs, since the last progress.
+    pub(crate) fn failed(&self) -> (u32, u8) {
+        (self.attempts, self.rnr_naks)
+    }
+
     /// May it be sent once more? `false`: give up.
     pub(crate) fn may_repeat(&mut self, now: Nanos, attr: &QpAttr) -> bool {
         if self.deadline.is_some_and(|deadline| now >= deadline) && self.attempts >= u32::from(attr.retry_cnt) {

@@ -414,6 +414,19 @@ pub struct QpAttr {
     pub sq_draining: bool,
 }
 
+/// Where the requester of an RC queue pair stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendStanding {
+    /// The oldest PSN without an answer.
+    pub una: Psn,
+    /// PSNs from there on that were sent.
+    pub in_flight: u32,
+    /// Times sent again since the last progress.
+    pub attempts: u32,
+    /// RNR NAKs since the last progress.
+    pub rnr_naks: u8,
+}
+
 impl Default for QpAttr {
     fn default() -> Self {
         QpAttr {

@@ -189,6 +189,8 @@ fn windows_show_a_part_of_a_region_to_peers() {
 
     table.bind_window(1, 7, &bind).unwrap();
     assert_eq!(reach(7, bind.addr, 64, write), Ok(Span { addr: buffer.addr() + 64, len: 64 }));
+    let listed = || table.entries().map(|(key, _)| key).collect::<HashSet<u32>>();
+    assert_eq!(listed(), HashSet::from([lkey, plain, bind.rkey]));
     assert_eq!(reach(8, bind.addr, 64, write), Err(MemoryError::BadKey), "another queue pair");
     assert_eq!(reach(7, bind.addr, 65, write), Err(MemoryError::Bounds));
     assert_eq!(reach(7, bind.addr - 1, 1, write), Err(MemoryError::Bounds));
@@ -218,6 +220,7 @@ fn windows_show_a_part_of_a_region_to_peers() {
     assert_eq!(table.resolve_remote(1, 9, one ^ 2, bind.addr, 1, write), Err(MemoryError::BadKey));
     assert_eq!(table.dealloc_window(one).unwrap_err().errno, libc::EINVAL);
     table.begin_deregister(lkey).unwrap();
+    assert_eq!(listed(), HashSet::from([plain]));
 }
 
 #[test]

@@ -58,6 +58,7 @@ pub(crate) fn node(number: u16, parts: Parts) -> Node {
             recv: RecvSource::Own(Arc::new(RecvQueue::new(128, 2).expect("a receive queue"))),
             events,
             cookie: 0,
+            device: 1,
         })
         .expect("a queue pair");
     let buffer = Arc::new(Buffer::new(BYTES));

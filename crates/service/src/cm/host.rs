@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use ferroce_cm::{
-    AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, Event, EventKind, Nanos,
-    Owner, ResolveParam, Service, State,
+    AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, Event, EventKind, IdInfo,
+    Nanos, Owner, ResolveParam, Service, State,
 };
 use ferroce_wire::mad::{PortSpace, RejReason};
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::protocol::{CmEvent, CmReply, CmRequest, Kept};
 use super::{Gsi, Inbound};
+use crate::protocol::CM_ID_PAGE;
 use crate::{ServiceError, seqpacket};
 
 /// Event channels of one client, at most.
@@ -99,6 +100,13 @@ impl Host {
             *listeners.entry(client).or_default() += 1;
         }
         listeners
+    }
+
+    /// Ids from a number on, as many as a page has, and the number of the next one.
+    pub(crate) fn page_of_ids(&self, from: u64) -> (Vec<IdInfo>, Option<u64>) {
+        let mut ids = self.cm.ids().filter(|info| info.id.number() >= from);
+        let page = ids.by_ref().take(CM_ID_PAGE).collect();
+        (page, ids.next().map(|info| info.id.number()))
     }
 
     /// Time has passed.

@@ -5,13 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use ferroce_cm::{IdInfo, Owner};
+use ferroce_wire::mad::PortSpace;
 use rustix::event::epoll;
 
 use super::{Service, Source};
 use crate::cm::protocol::{CmReply, CmRequest};
 use crate::cm::{Asker, Inbound, Outcome};
 use crate::devices::{self, ListOptions};
-use crate::protocol::Reply;
+use crate::protocol::{CmIdPage, CmIdStatus, Reply};
 use crate::{LANE_SHIFT, ServiceError};
 
 /// How long the list of devices is good.
@@ -48,6 +50,24 @@ impl Service {
             Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
         }
         self.rewatch_channels();
+    }
+
+    /// A page of all programs' ids.
+    pub(super) fn cm_ids(&self, from: u64) -> CmIdPage {
+        let (ids, next) = self.cm.page_of_ids(from);
+        let status = |info: &IdInfo| CmIdStatus {
+            id: info.id.number(),
+            pid: info.owner.and_then(|Owner(client)| self.clients.get(&client)).map_or(0, |client| client.peer.pid),
+            space: space_name(info.space),
+            service: if info.service == ferroce_cm::Service::Datagram { "datagram" } else { "connected" }.into(),
+            state: info.state.to_string(),
+            local: info.local,
+            peer: info.peer,
+            qpn: info.qpn,
+            remote_qpn: info.remote_qpn,
+            waiting: info.waiting as u64,
+        };
+        CmIdPage { ids: ids.iter().map(status).collect(), next }
     }
 
     /// Addresses of devices, at most a second old.
@@ -92,5 +112,15 @@ impl Service {
                 log::error!("cannot change how an event channel is watched: {errno}");
             }
         }
+    }
+}
+
+/// As `rdma resource show cm_id` calls it.
+fn space_name(space: PortSpace) -> String {
+    match space {
+        PortSpace::Tcp => "TCP".into(),
+        PortSpace::Udp => "UDP".into(),
+        PortSpace::Ipoib => "IPOIB".into(),
+        PortSpace::Ib => "IB".into(),
     }
 }

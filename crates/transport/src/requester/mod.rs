@@ -23,7 +23,7 @@ use crate::host::{Count, Host, MemoryError, Train, Window, WindowSignal};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::recovery::{Due, Recovery};
 use crate::timer::{Nanos, Timer, TimerTable};
-use crate::verbs::{QpState, SendWr};
+use crate::verbs::{QpState, SendStanding, SendWr};
 use crate::wqe::{Failure, Wqe};
 
 use probe::{Answers, Copies, Probe};
@@ -114,6 +114,12 @@ impl Requester {
         self.una.add(self.in_flight)
     }
 
+    /// Where sending stands.
+    pub(crate) fn standing(&self) -> SendStanding {
+        let (attempts, rnr_naks) = self.recovery.failed();
+        SendStanding { una: self.una, in_flight: self.in_flight, attempts, rnr_naks }
+    }
+
     pub(crate) fn post(&mut self, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr));
     }
@@ -189,6 +195,7 @@ impl Requester {
     /// Goes back to the oldest PSN without an answer, unless it is time to give up.
     fn repeat(&mut self, now: Nanos, signal: WindowSignal, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
         if !self.recovery.may_repeat(now, conn.attr) {
+            host.count(Count::RetryExceeded, 1);
             return Err(self.fail_front(Failure::no_answer(), conn, host));
         }
         self.go_back(signal, host);

@@ -124,7 +124,7 @@ impl Requester {
             return self.repeat(now, WindowSignal::Lost, conn, host);
         }
         if syndrome.is_nak() {
-            host.count(Count::NakFatalReceived, 1);
+            host.count(Count::fatal_nak_received(syndrome), 1);
             return match self.advance(now, at, conn, host) {
                 Reached::All => Err(self.fail_front(Failure::nak(syndrome), conn, host)),
                 Reached::Unanswered => self.response_gap(now, conn, host),
@@ -139,10 +139,14 @@ impl Requester {
             return Ok(());
         }
         if !self.recovery.may_wait_for_receiver(conn.attr) {
+            host.count(Count::RnrRetryExceeded, 1);
             return Err(self.fail_front(Failure::new(WcStatus::RnrRetryExcErr, vendor::RNR), conn, host));
         }
         self.go_back(WindowSignal::Released, host);
-        self.timers.arm(Timer::RnrWait, now + rnr_delay(code));
+        let delay = rnr_delay(code);
+        // At most 655,360.
+        host.count(Count::RnrWaitUs, (delay / 1_000) as u32);
+        self.timers.arm(Timer::RnrWait, now + delay);
         Ok(())
     }
 

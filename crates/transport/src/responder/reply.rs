@@ -39,7 +39,7 @@ impl Responder {
     pub(super) fn queue_nak(&mut self, psn: Psn, syndrome: Syndrome, host: &mut impl Host) -> bool {
         let count = match syndrome {
             Syndrome::NAK_SEQUENCE => Count::NakSequenceSent,
-            _ if is_fatal(syndrome) => Count::NakFatalSent,
+            _ if is_fatal(syndrome) => Count::fatal_nak_sent(syndrome),
             _ => Count::RnrNakSent,
         };
         host.count(count, 1);
@@ -151,8 +151,9 @@ impl Responder {
     fn refuse_again(&mut self, psn: Psn, error: MemoryError, host: &mut impl Host) {
         host.drop_packet(Drop::Access);
         if self.has_room_to_acknowledge() {
-            host.count(Count::NakFatalSent, 1);
-            self.replies.push_front(Reply::Nak { psn, msn: self.msn, syndrome: remote_syndrome(error) });
+            let syndrome = remote_syndrome(error);
+            host.count(Count::fatal_nak_sent(syndrome), 1);
+            self.replies.push_front(Reply::Nak { psn, msn: self.msn, syndrome });
         }
     }
 

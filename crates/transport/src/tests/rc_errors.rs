@@ -23,8 +23,12 @@ fn refused(pair: &mut Pair, op: SendOp, len: u32, status: WcStatus, syndrome: u8
     assert_eq!(pair.b.host.events, [event]);
     assert_eq!(ends(&pair.b.host.received), [(100, FLUSHED), (101, FLUSHED)]);
     assert_eq!(pair.a.host.released, 3);
-    assert_eq!(pair.b.host.counted(Count::NakFatalSent), 1);
-    assert_eq!(pair.a.host.counted(Count::NakFatalReceived), 1);
+    let (sent, received) = match status {
+        WcStatus::RemInvReqErr => (Count::NakInvalidRequestSent, Count::NakInvalidRequestReceived),
+        WcStatus::RemAccessErr => (Count::NakRemoteAccessSent, Count::NakRemoteAccessReceived),
+        _ => (Count::NakRemoteOperationSent, Count::NakRemoteOperationReceived),
+    };
+    assert_eq!((pair.b.host.counted(sent), pair.a.host.counted(received)), (1, 1));
     assert_eq!(pair.a.host.sent[1].vendor_err, 0x100 + u32::from(syndrome));
 }
 
@@ -444,7 +448,7 @@ fn packets_that_are_not_for_this_queue_pair_change_nothing() {
         (with(|bth| bth.opcode = O::UD_SEND_ONLY), Drop::WrongTransport),
         (with(|bth| (bth.opcode, bth.psn) = (O::RC_RESYNC, Psn::new(0x1001))), Drop::BadOpcode),
         (with(|bth| (bth.opcode, bth.psn) = (ferroce_wire::Opcode(0x1f), Psn::new(0xfff))), Drop::BadOpcode),
-        (with(|bth| bth.opcode = O::CNP), Drop::BadOpcode),
+        (with(|bth| bth.opcode = O::CNP), Drop::Cnp),
     ];
     for (headers, reason) in cases {
         let before = pair.b.host.dropped(reason);

@@ -73,6 +73,8 @@ fn counts_its_attempts() {
         pair.run();
         assert_eq!(ends(&pair.a.host.sent), [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)]);
         assert_eq!(attempts(&pair, Who::A, 0x1000), expected);
+        let waited = pair.a.host.counted(Count::RnrWaitUs);
+        assert_eq!((waited, pair.a.host.counted(Count::RnrRetryExceeded)), (10 * u32::from(rnr_retry), 1));
         assert_eq!(pair.a.qp.state(), QpState::Err);
         assert_eq!(pair.b.qp.state(), QpState::Rts, "the receiver is none the worse");
     }

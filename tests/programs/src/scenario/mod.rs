@@ -5,6 +5,7 @@
 
 mod death;
 mod pairs;
+mod seen;
 mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +75,8 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("kill-ib_write_bw-server", HOST_AND_VETH, death::kill_perftest_server),
     scenario("kill-ib_write_bw-client", HOST_AND_VETH, death::kill_perftest_client),
     scenario("kill-service", HOST, death::kill_service),
+    scenario("resources-are-seen", HOST_AND_VETH, seen::resources),
+    scenario("stopped-service", HOST, seen::stopped_service),
     scenario("wrong-mtu", VETH, wrong::mtu),
     scenario("wrong-gid", VETH, wrong::gid),
     scenario("wrong-address", VETH, wrong::address),
