@@ -10,7 +10,7 @@ use super::Finding;
 /// The lowest holds readers of recordings for the tests of all others.
 const LAYERS: &[&[&str]] = &[
     &["ferroce-testkit"],
-    &["ferroce-wire", "ferroce-abi"],
+    &["ferroce-wire", "ferroce-abi", "ferroce-rsocket"],
     &["ferroce-transport", "ferroce-cm"],
     &["ferroce-core"],
     &["ferroce-link"],

@@ -24,7 +24,7 @@ pub(crate) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
 const MAX_LINES: usize = 1000;
 
 /// Folders whose code must be pure: the protocol has no clock, socket, thread or file.
-const PURE: &[&str] = &["crates/wire/src/", "crates/transport/src/", "crates/cm/src/"];
+const PURE: &[&str] = &["crates/wire/src/", "crates/transport/src/", "crates/cm/src/", "crates/rsocket/src/"];
 
 /// Names that betray a clock, a socket, a thread or a file.
 const IMPURE_NAMES: &[&str] =
