@@ -137,6 +137,11 @@ fn broken(panic: Box<dyn Any + Send>) -> Refusal {
     Refusal::new(libc::EIO, format!("internal error: {}; please report it", said.unwrap_or("(no message)")))
 }
 
+/// Tells of something that is not the result of the call.
+pub(crate) fn note(function: &'static str, errno: c_int, sentence: String) {
+    tell(function, &Refusal::new(errno, sentence));
+}
+
 /// To the log and the recorder of refusals, which are libibverbs's.
 fn tell(function: &'static str, refusal: &Refusal) {
     let Some(sentence) = &refusal.sentence else { return };

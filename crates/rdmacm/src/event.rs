@@ -64,7 +64,7 @@ pub(crate) fn wait(channel: &Arc<ChannelObject>) -> Call<*mut rdma_cm_event> {
 }
 
 /// The next event that is there.
-fn next(channel: &Arc<ChannelObject>) -> Call<Option<*mut rdma_cm_event>> {
+pub(crate) fn next(channel: &Arc<ChannelObject>) -> Call<Option<*mut rdma_cm_event>> {
     while let Some(queued) = channel.pull()? {
         let event = match queued {
             Queued::Local { id, event, status } => local(id, event, status),
@@ -321,7 +321,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
 }
 
 /// Do all of the program's signal handlers restart system calls? Which of them ran is not told, so one that does not decides.
-fn handlers_restart() -> bool {
+pub(crate) fn handlers_restart() -> bool {
     /// The kernel's signals, 1 to 64.
     const SIGNALS: std::ops::RangeInclusive<c_int> = 1..=64;
     // The card's own handlers of memory faults are no reason to end a wait.

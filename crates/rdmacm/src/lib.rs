@@ -12,7 +12,8 @@
 //! | `id`, `addr`, `qp`, `connect` | ids: life, addresses, queue pairs, connections |
 //! | `endpoint`, `addrinfo` | the helpers on top: `rdma_create_ep`, `rdma_getaddrinfo` |
 //! | `recover` | connections survive a crash of the service |
-//! | `unsupported` | multicast and rsockets, which refuse |
+//! | `rsocket` | stream sockets on top |
+//! | `unsupported` | multicast, which refuses |
 //!
 //! `symbols.in` beside this source lists every exported symbol with its version.
 
@@ -34,5 +35,6 @@ pub mod event;
 pub mod id;
 pub mod qp;
 pub mod recover;
+pub mod rsocket;
 pub mod unsupported;
 mod verbs;

@@ -1,0 +1,230 @@
+//! rsockets (rsocket(7)): stream sockets over RDMA, for programs and for librdmacm's preload library.
+//!
+//! The protocol is in `crates/rsocket`. Here is what drives it with ids, queue pairs and waiting:
+//!
+//! | file | part |
+//! |---|---|
+//! | `region`, `endpoint` | buffers, and a connection's queues over them |
+//! | `gather` | the bytes of a send |
+//! | `config`, `options` | defaults of the host; socket options |
+//! | `connect` | from address to connection and back |
+//! | `transfer` | sending and receiving |
+//! | `iomap` | memory mapped for the peer |
+//! | `wait`, `poll` | sleeping on one socket, or on many |
+//!
+//! There is no thread: whoever calls does the work, as far as it can be done without waiting. The number of an rsocket is the descriptor
+//! of its event channel.
+
+mod config;
+pub mod connect;
+mod endpoint;
+mod gather;
+pub mod iomap;
+pub mod options;
+pub mod poll;
+mod region;
+pub mod transfer;
+mod wait;
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::abi::{PS_TCP, QPT_RC};
+use crate::channel::ChannelObject;
+use crate::entry::{Call, Refusal, check, rdma};
+use crate::id::{Fresh, IdObject, rdma_destroy_id};
+use crate::verbs;
+
+use endpoint::Endpoint;
+use iomap::Mappings;
+use options::Options;
+use wait::Waker;
+
+/// An rsocket.
+struct Socket {
+    fd: c_int,
+    domain: c_int,
+    /// The process that made it: a child inherits the descriptor, but not what is behind it.
+    pid: u32,
+    channel: Arc<ChannelObject>,
+    /// One thread sends, and one receives, at a time: what a call transfers stays together.
+    sending: Mutex<()>,
+    receiving: Mutex<()>,
+    inner: Mutex<Inner>,
+}
+
+/// What the lock of a socket guards. It is held for as long as it takes to do work, never while sleeping.
+struct Inner {
+    state: State,
+    id: OwnedId,
+    options: Options,
+    /// For `SO_ERROR`.
+    error: c_int,
+    /// Threads that sleep until something happens here.
+    waiters: Vec<Arc<Waker>>,
+    mappings: Mappings,
+}
+
+/// How far a socket has come. Ordered: connections come after what makes them.
+enum State {
+    /// Neither connected nor listening.
+    Idle,
+    Listening {
+        backlog: usize,
+        /// Requests that were answered.
+        accepted: VecDeque<Arc<Socket>>,
+    },
+    /// The request is sent.
+    Connecting(Endpoint),
+    /// The reply is sent.
+    Accepting(Endpoint),
+    /// Its endpoint has a stream.
+    Connected(Endpoint),
+    /// There was no connection, with this error.
+    Failed(c_int),
+    Closed,
+}
+
+/// An id that is destroyed with its socket.
+struct OwnedId(*mut IdObject);
+
+// SAFETY: ids may be used from any thread.
+unsafe impl Send for OwnedId {}
+
+impl OwnedId {
+    fn get(&self) -> &IdObject {
+        // SAFETY: destroyed by `drop` only.
+        unsafe { &*self.0 }
+    }
+}
+
+impl Drop for OwnedId {
+    fn drop(&mut self) {
+        // SAFETY: an id of this library, for the last time; its events are released as they are taken.
+        unsafe { rdma_destroy_id(self.0.cast()) };
+    }
+}
+
+/// All rsockets of the process by descriptor.
+static TABLE: RwLock<Option<HashMap<c_int, Arc<Socket>>>> = RwLock::new(None);
+
+fn lookup(fd: c_int) -> Option<Arc<Socket>> {
+    TABLE.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&fd).cloned()
+}
+
+/// The rsocket of a descriptor.
+fn find(fd: c_int) -> Call<Arc<Socket>> {
+    let socket = lookup(fd).ok_or_else(|| Refusal::new(libc::EBADF, format!("{fd} is no rsocket")))?;
+    if socket.pid != std::process::id() {
+        let what = "the rsocket belongs to the parent process: RDMA objects do not survive fork";
+        return Err(Refusal::new(libc::EIO, what));
+    }
+    Ok(socket)
+}
+
+fn publish(socket: &Arc<Socket>) {
+    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    table.get_or_insert_default().insert(socket.fd, Arc::clone(socket));
+}
+
+fn withdraw(fd: c_int) -> Option<Arc<Socket>> {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).as_mut()?.remove(&fd)
+}
+
+impl Socket {
+    fn new(domain: c_int, channel: Arc<ChannelObject>, id: OwnedId, options: Options) -> Arc<Socket> {
+        Arc::new(Socket {
+            fd: channel.fd(),
+            domain,
+            pid: std::process::id(),
+            channel,
+            sending: Mutex::new(()),
+            receiving: Mutex::new(()),
+            inner: Mutex::new(Inner {
+                state: State::Idle,
+                id,
+                options,
+                error: 0,
+                waiters: Vec::new(),
+                mappings: Mappings::default(),
+            }),
+        })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The endpoint of a connection that is made.
+    fn connection(&mut self) -> Option<&mut Endpoint> {
+        match &mut self.state {
+            State::Connected(endpoint) => Some(endpoint),
+            _ => None,
+        }
+    }
+}
+
+/// A fresh stream socket.
+fn create(domain: c_int, options: Options) -> Call<Arc<Socket>> {
+    let channel = ChannelObject::open()?;
+    let mut number = 0;
+    // SAFETY: an open channel; the place is ours.
+    check(
+        channel
+            .with_service(|service| unsafe { verbs::ferroce_cm_create_id(service, PS_TCP as u16, 0, &raw mut number) }),
+    )?;
+    let id = IdObject::publish(Fresh {
+        number,
+        channel: Arc::clone(&channel),
+        is_sync: false,
+        context: ptr::null_mut(),
+        ps: PS_TCP,
+        qp_type: QPT_RC,
+    });
+    Ok(Socket::new(domain, channel, OwnedId(id), options))
+}
+
+rdma! {
+    /// `rsocket`, see rsocket(7).
+    fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
+        if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+            let what = format!("address family {domain}: only AF_INET and AF_INET6 are available (RoCE has no AF_IB addresses)");
+            return Err(Refusal::new(libc::EAFNOSUPPORT, what));
+        }
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        match r#type & !flags {
+            libc::SOCK_STREAM => {}
+            libc::SOCK_DGRAM => {
+                return Err(Refusal::new(libc::ESOCKTNOSUPPORT, "datagram rsockets are not available; use SOCK_STREAM"));
+            }
+            other => return Err(Refusal::new(libc::ESOCKTNOSUPPORT, format!("socket type {other}: use SOCK_STREAM"))),
+        }
+        if !matches!(protocol, 0 | libc::IPPROTO_TCP) {
+            return Err(Refusal::new(libc::EPROTONOSUPPORT, format!("protocol {protocol}: use 0 or IPPROTO_TCP")));
+        }
+        let mut options = Options::new();
+        options.is_nonblocking = r#type & libc::SOCK_NONBLOCK != 0;
+        options.is_cloexec = r#type & libc::SOCK_CLOEXEC != 0;
+        let socket = create(domain, options)?;
+        publish(&socket);
+        Ok(socket.fd)
+    }
+
+    /// `rclose`, see rsocket(7): waits until the peer has got what was sent, unless the connection is broken or lingers less.
+    fn rclose(socket: c_int) -> c_int {
+        let socket = withdraw(socket).ok_or_else(|| Refusal::new(libc::EBADF, format!("{socket} is no rsocket")))?;
+        if socket.pid != std::process::id() {
+            // What is behind it is the parent's.
+            // SAFETY: the descriptor is this process's copy, of which nobody knows any more.
+            unsafe { libc::close(socket.fd) };
+            std::mem::forget(socket);
+            return Ok(0);
+        }
+        connect::close(&socket);
+        Ok(0)
+    }
+}

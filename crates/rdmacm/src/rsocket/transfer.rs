@@ -1,0 +1,258 @@
+//! Sending and receiving.
+
+use std::ffi::{c_int, c_void};
+
+use ferroce_rsocket::{Phase, TRANSFER_MAX, TRANSFER_MIN};
+use libc::{iovec, msghdr, sockaddr, socklen_t};
+
+use super::connect::{connected, receive_patience, rgetpeername, send_patience};
+use super::gather::Gather;
+use super::iomap;
+use super::{Inner, find};
+use crate::entry::{Call, Refusal, given, put, rdma};
+
+/// As the kernel has it (`IOV_MAX`).
+const PIECES_MAX: usize = 1024;
+/// What means something else than on a stream of TCP, or needs more than a stream has.
+const FLAGS_REFUSED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_TRUNC;
+
+/// Checks the pieces of a program, and gives their length in all.
+fn pieces<'a>(vector: *const iovec, count: usize) -> Call<(&'a [iovec], usize)> {
+    if count == 0 {
+        return Ok((&[], 0));
+    }
+    if count > PIECES_MAX {
+        return Err(Refusal::new(libc::EMSGSIZE, format!("{count} pieces, more than {PIECES_MAX}")));
+    }
+    given(vector, "the vector")?;
+    // SAFETY: not NULL, so it has `count` elements by the contract of the functions of C.
+    let pieces = unsafe { std::slice::from_raw_parts(vector, count) };
+    let mut total = 0usize;
+    for piece in pieces {
+        if piece.iov_base.is_null() && piece.iov_len > 0 {
+            return Err(Refusal::new(libc::EFAULT, format!("{} bytes at NULL", piece.iov_len)));
+        }
+        total = total
+            .checked_add(piece.iov_len)
+            .filter(|total| isize::try_from(*total).is_ok())
+            .ok_or_else(|| Refusal::invalid("more bytes than there can be"))?;
+    }
+    Ok((pieces, total))
+}
+
+fn check_flags(flags: c_int) -> Call<()> {
+    if flags & FLAGS_REFUSED != 0 {
+        let what = format!("flags {flags:#x}: MSG_OOB, MSG_ERRQUEUE and MSG_TRUNC are not available");
+        return Err(Refusal::new(libc::EOPNOTSUPP, what));
+    }
+    Ok(())
+}
+
+/// Why a program cannot send any more; None: it can.
+pub(super) fn send_error(inner: &mut Inner) -> Option<Refusal> {
+    let broken = inner.error;
+    let stream = inner.connection()?.stream()?;
+    match stream.phase() {
+        _ if stream.is_writable() => None,
+        Phase::Connected => Some(Refusal::told(libc::EPIPE)),
+        Phase::Broken if broken != 0 => Some(Refusal::told(broken)),
+        Phase::Broken | Phase::Disconnected => Some(Refusal::told(libc::ECONNRESET)),
+    }
+}
+
+/// Sends all pieces, or as much as there is patience for.
+fn send(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call<isize> {
+    let socket = find(socket)?;
+    check_flags(flags)?;
+    let (pieces, total) = pieces(vector, count)?;
+    let patience = send_patience(&socket, flags);
+    let _turn = socket.sending.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    socket.until(patience, connected)?;
+    iomap::announce(&socket, patience)?;
+    // SAFETY: the program's bytes stay during the call.
+    let mut data = unsafe { Gather::new(pieces, total) };
+    let mut longest = TRANSFER_MIN;
+    while data.left() > 0 {
+        let mut write = |inner: &mut Inner| {
+            if let Some(refusal) = send_error(inner) {
+                return Err(refusal);
+            }
+            Ok(inner.connection().and_then(|endpoint| endpoint.write(&mut data, longest)))
+        };
+        // Mostly there is room; only else what has come is looked at.
+        let at_once = write(&mut socket.inner());
+        let sent = match at_once {
+            Ok(None) => socket.until(patience, &mut write),
+            Ok(Some(len)) => Ok(len),
+            Err(refusal) => Err(refusal),
+        };
+        match sent {
+            Ok(_) => longest = (longest * 2).min(TRANSFER_MAX),
+            Err(_) if data.left() < total => break,
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    Ok((total - data.left()) as isize)
+}
+
+/// Receives what there is; with MSG_WAITALL until all pieces are full. 0: the peer sends no more.
+fn receive(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call<isize> {
+    let socket = find(socket)?;
+    check_flags(flags)?;
+    let (pieces, total) = pieces(vector, count)?;
+    let patience = receive_patience(&socket, flags);
+    let _turn = socket.receiving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !matches!(socket.inner().state, super::State::Connected(_)) {
+        socket.until(patience, connected)?;
+    }
+    let is_peek = flags & libc::MSG_PEEK != 0;
+    let mut done = 0;
+    while done < total {
+        let take = |inner: &mut Inner| take(inner, pieces, done, is_peek);
+        let at_once = take(&mut socket.inner());
+        let taken = match at_once {
+            Ok(None) => socket.until(patience, take),
+            Ok(Some(len)) => Ok(len),
+            Err(refusal) => Err(refusal),
+        };
+        match taken {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(_) if done > 0 => break,
+            Err(refusal) => return Err(refusal),
+        }
+        if is_peek || flags & libc::MSG_WAITALL == 0 {
+            break;
+        }
+    }
+    Ok(done as isize)
+}
+
+/// Copies unread bytes behind the first `done` of the pieces: how many. Some(0): no more will come. None: none yet.
+fn take(inner: &mut Inner, pieces: &[iovec], done: usize, is_peek: bool) -> Call<Option<usize>> {
+    let broken = if inner.error != 0 { inner.error } else { libc::ECONNRESET };
+    let Some(endpoint) = inner.connection() else { return Err(Refusal::told(libc::ENOTCONN)) };
+    let mut skip = done;
+    let mut taken = 0;
+    for piece in pieces {
+        let before = skip.min(piece.iov_len);
+        skip -= before;
+        let room = piece.iov_len - before;
+        if room == 0 {
+            continue;
+        }
+        // SAFETY: room for so many bytes behind those that are there already, by the contract of the functions of C.
+        let copied = unsafe { endpoint.copy_unread(taken as u32, piece.iov_base.cast::<u8>().add(before), room) };
+        taken += copied;
+        if copied < room {
+            break;
+        }
+    }
+    let Some(stream) = endpoint.stream() else { return Err(Refusal::told(libc::ENOTCONN)) };
+    if taken > 0 {
+        if !is_peek {
+            stream.read(taken as u32);
+            endpoint.post_controls();
+        }
+        return Ok(Some(taken));
+    }
+    match stream.phase() {
+        _ if stream.is_readable() => Ok(None),
+        Phase::Broken => Err(Refusal::told(broken)),
+        _ => Ok(Some(0)),
+    }
+}
+
+fn piece(buffer: *const c_void, len: usize) -> iovec {
+    iovec { iov_base: buffer.cast_mut(), iov_len: len }
+}
+
+/// The count of a vector.
+fn counted(count: c_int) -> Call<usize> {
+    usize::try_from(count).map_err(|_| Refusal::invalid(format!("{count} pieces")))
+}
+
+rdma! {
+    /// `rsend`, see rsocket(7).
+    fn rsend(socket: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
+        send(socket, &piece(buffer, len), 1, flags)
+    }
+
+    /// `rsendto`, see rsocket(7): a stream has its peer already.
+    fn rsendto(
+        socket: c_int,
+        buffer: *const c_void,
+        len: usize,
+        flags: c_int,
+        addr: *const sockaddr,
+        addr_len: socklen_t,
+    ) -> isize {
+        if !addr.is_null() || addr_len != 0 {
+            find(socket)?;
+            return Err(Refusal::new(libc::EISCONN, "a stream has its peer already; pass no address"));
+        }
+        send(socket, &piece(buffer, len), 1, flags)
+    }
+
+    /// `rsendmsg`, see rsocket(7): without control data.
+    fn rsendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> isize {
+        let message = given(message, "the message")?;
+        if !message.msg_control.is_null() && message.msg_controllen != 0 {
+            return Err(Refusal::new(libc::EOPNOTSUPP, "control data cannot be sent"));
+        }
+        send(socket, message.msg_iov, message.msg_iovlen as usize, flags)
+    }
+
+    /// `rwrite`, see rsocket(7).
+    fn rwrite(socket: c_int, buffer: *const c_void, count: usize) -> isize {
+        send(socket, &piece(buffer, count), 1, 0)
+    }
+
+    /// `rwritev`, see rsocket(7).
+    fn rwritev(socket: c_int, vector: *const iovec, count: c_int) -> isize {
+        send(socket, vector, counted(count)?, 0)
+    }
+
+    /// `rrecv`, see rsocket(7).
+    fn rrecv(socket: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
+        receive(socket, &piece(buffer, len), 1, flags)
+    }
+
+    /// `rrecvfrom`, see rsocket(7).
+    fn rrecvfrom(
+        socket: c_int,
+        buffer: *mut c_void,
+        len: usize,
+        flags: c_int,
+        addr: *mut sockaddr,
+        addr_len: *mut socklen_t,
+    ) -> isize {
+        let received = receive(socket, &piece(buffer, len), 1, flags)?;
+        if received > 0 && !addr.is_null() && !addr_len.is_null() {
+            // SAFETY: a place for an address, by the contract of the function. A peer that is gone has left its name.
+            unsafe { rgetpeername(socket, addr, addr_len) };
+        }
+        Ok(received)
+    }
+
+    /// `rrecvmsg`, see rsocket(7): there is no control data.
+    fn rrecvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> isize {
+        let mut told = *given(message, "the message")?;
+        let received = receive(socket, told.msg_iov, told.msg_iovlen as usize, flags)?;
+        told.msg_namelen = 0;
+        told.msg_controllen = 0;
+        told.msg_flags = 0;
+        put(message, told)?;
+        Ok(received)
+    }
+
+    /// `rread`, see rsocket(7).
+    fn rread(socket: c_int, buffer: *mut c_void, count: usize) -> isize {
+        receive(socket, &piece(buffer, count), 1, 0)
+    }
+
+    /// `rreadv`, see rsocket(7).
+    fn rreadv(socket: c_int, vector: *const iovec, count: c_int) -> isize {
+        receive(socket, vector, counted(count)?, 0)
+    }
+}
