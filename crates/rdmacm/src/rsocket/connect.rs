@@ -88,13 +88,12 @@ rdma! {
             State::Listening { accepted, .. } => Ok(accepted.pop_front()),
             _ => Err(Refusal::invalid("the rsocket does not listen")),
         })?;
-        publish(&accepted);
         if !addr.is_null() {
             // SAFETY: a live id, whose address is set.
             let peer = unsafe { (*accepted.inner().id.get().as_ptr()).route.addr.dst };
             show(&peer, addr, len)?;
         }
-        Ok(accepted.fd)
+        publish(accepted)
     }
 
     /// `rconnect`, see rsocket(7): EINPROGRESS until a socket that does not block is connected.

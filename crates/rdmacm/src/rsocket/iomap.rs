@@ -11,7 +11,7 @@ use super::connect::{connected, send_patience};
 use super::gather::Gather;
 use super::transfer::send_error;
 use super::wait::Patience;
-use super::{Inner, Socket, find};
+use super::{Inner, Socket, State, find};
 use crate::entry::{Call, Refusal, rdma};
 use crate::verbs;
 
@@ -91,6 +91,14 @@ impl Mappings {
     }
 }
 
+/// A test for `until`: how many mappings the peer takes. An end that accepts knows it before the connection is made.
+fn peer_iomaps(inner: &mut Inner) -> Call<Option<u16>> {
+    let (State::Accepting(endpoint) | State::Connected(endpoint)) = &mut inner.state else {
+        return connected(inner).map(|_| None);
+    };
+    Ok(endpoint.stream().map(|stream| stream.peer_iomaps()))
+}
+
 /// Tells the peer of what was mapped, before anything else is sent. The caller has the turn to send.
 pub(super) fn announce(socket: &Socket, patience: Patience) -> Call<()> {
     if socket.inner().mappings.untold.is_empty() {
@@ -121,7 +129,7 @@ fn write(socket: c_int, buffer: *const c_void, count: usize, offset: u64, flags:
         return Err(Refusal::invalid("more bytes than there can be"));
     }
     let patience = send_patience(&socket, flags);
-    let _turn = socket.sending.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _turn = socket.sending.lock();
     socket.until(patience, connected)?;
     announce(&socket, patience)?;
     let pieces = [iovec { iov_base: buffer.cast_mut(), iov_len: count }];
@@ -163,15 +171,11 @@ rdma! {
             -1 => buffer.expose_provenance() as i64,
             offset => offset,
         };
+        let size = socket.until(Patience::Endless, peer_iomaps)?;
         let mut guard = socket.inner();
         let inner: &mut Inner = &mut guard;
-        let pd = {
-            // SAFETY: the field is the library's.
-            unsafe { (*inner.id.get().as_ptr()).pd }
-        };
-        let Some(size) = inner.connection().and_then(|endpoint| Some(endpoint.stream()?.peer_iomaps())) else {
-            return Err(Refusal::told(libc::ENOTCONN));
-        };
+        // SAFETY: the field is the library's.
+        let pd = unsafe { (*inner.id.get().as_ptr()).pd };
         let is_told = protection & libc::PROT_WRITE != 0;
         let entry = if is_told { Some(inner.mappings.free_entry(size)?) } else { None };
         let access = if is_told { LOCAL_WRITE | REMOTE_WRITE } else { LOCAL_WRITE };

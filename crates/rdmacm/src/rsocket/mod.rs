@@ -10,16 +10,18 @@
 //! | `connect` | from address to connection and back |
 //! | `transfer` | sending and receiving |
 //! | `iomap` | memory mapped for the peer |
+//! | `lock` | locks that a `longjmp` may abandon |
 //! | `wait`, `poll` | sleeping on one socket, or on many |
 //!
-//! There is no thread: whoever calls does the work, as far as it can be done without waiting. The number of an rsocket is the descriptor
-//! of its event channel.
+//! There is no thread: whoever calls does the work, as far as it can be done without waiting. The number of an rsocket is a copy of the
+//! descriptor of its event channel, so that it is no other descriptor's.
 
 mod config;
 pub mod connect;
 mod endpoint;
 mod gather;
 pub mod iomap;
+mod lock;
 pub mod options;
 pub mod poll;
 mod region;
@@ -28,8 +30,9 @@ mod wait;
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::abi::{PS_TCP, QPT_RC};
 use crate::channel::ChannelObject;
@@ -39,20 +42,23 @@ use crate::verbs;
 
 use endpoint::Endpoint;
 use iomap::Mappings;
+use lock::{Guard, Lock};
 use options::Options;
 use wait::Waker;
 
 /// An rsocket.
 struct Socket {
-    fd: c_int,
+    /// The number that the program knows, once it does. librdmacm's preload library opens a descriptor of its own before it asks for
+    /// an rsocket or accepts one, and relies on that being the smaller of the two; so this is opened when the program gets it.
+    number: OnceLock<OwnedFd>,
     domain: c_int,
     /// The process that made it: a child inherits the descriptor, but not what is behind it.
     pid: u32,
     channel: Arc<ChannelObject>,
     /// One thread sends, and one receives, at a time: what a call transfers stays together.
-    sending: Mutex<()>,
-    receiving: Mutex<()>,
-    inner: Mutex<Inner>,
+    sending: Lock<()>,
+    receiving: Lock<()>,
+    inner: Lock<Inner>,
 }
 
 /// What the lock of a socket guards. It is held for as long as it takes to do work, never while sleeping.
@@ -124,9 +130,18 @@ fn find(fd: c_int) -> Call<Arc<Socket>> {
     Ok(socket)
 }
 
-fn publish(socket: &Arc<Socket>) {
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
-    table.get_or_insert_default().insert(socket.fd, Arc::clone(socket));
+/// Gives a socket its number.
+fn publish(socket: Arc<Socket>) -> Call<c_int> {
+    // SAFETY: an open descriptor.
+    let fd = unsafe { libc::fcntl(socket.channel.fd(), libc::F_DUPFD_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(Refusal::last());
+    }
+    // SAFETY: just made, and nobody else's.
+    let number = unsafe { OwnedFd::from_raw_fd(fd) };
+    socket.number.set(number).expect("a socket is given out once");
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(fd, socket);
+    Ok(fd)
 }
 
 fn withdraw(fd: c_int) -> Option<Arc<Socket>> {
@@ -136,13 +151,13 @@ fn withdraw(fd: c_int) -> Option<Arc<Socket>> {
 impl Socket {
     fn new(domain: c_int, channel: Arc<ChannelObject>, id: OwnedId, options: Options) -> Arc<Socket> {
         Arc::new(Socket {
-            fd: channel.fd(),
+            number: OnceLock::new(),
             domain,
             pid: std::process::id(),
             channel,
-            sending: Mutex::new(()),
-            receiving: Mutex::new(()),
-            inner: Mutex::new(Inner {
+            sending: Lock::new(()),
+            receiving: Lock::new(()),
+            inner: Lock::new(Inner {
                 state: State::Idle,
                 id,
                 options,
@@ -153,8 +168,8 @@ impl Socket {
         })
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inner(&self) -> Guard<'_, Inner> {
+        self.inner.lock()
     }
 }
 
@@ -209,18 +224,16 @@ rdma! {
         let mut options = Options::new();
         options.is_nonblocking = r#type & libc::SOCK_NONBLOCK != 0;
         options.is_cloexec = r#type & libc::SOCK_CLOEXEC != 0;
-        let socket = create(domain, options)?;
-        publish(&socket);
-        Ok(socket.fd)
+        publish(create(domain, options)?)
     }
 
     /// `rclose`, see rsocket(7): waits until the peer has got what was sent, unless the connection is broken or lingers less.
-    fn rclose(socket: c_int) -> c_int {
-        let socket = withdraw(socket).ok_or_else(|| Refusal::new(libc::EBADF, format!("{socket} is no rsocket")))?;
+    fn rclose(number: c_int) -> c_int {
+        let socket = withdraw(number).ok_or_else(|| Refusal::new(libc::EBADF, format!("{number} is no rsocket")))?;
         if socket.pid != std::process::id() {
             // What is behind it is the parent's.
             // SAFETY: the descriptor is this process's copy, of which nobody knows any more.
-            unsafe { libc::close(socket.fd) };
+            unsafe { libc::close(number) };
             std::mem::forget(socket);
             return Ok(0);
         }

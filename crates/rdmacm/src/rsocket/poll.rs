@@ -17,8 +17,12 @@ const FDS_MAX: usize = 1 << 20;
 const READ: c_short = POLLIN | POLLRDNORM;
 const WRITE: c_short = POLLOUT | POLLWRNORM;
 
-/// What is to be told of a socket.
-fn events(inner: &mut Inner) -> c_short {
+/// What is to be told of a socket to who asks for `wanted`.
+fn events(inner: &mut Inner, wanted: c_short) -> c_short {
+    told(inner, wanted) & (wanted | POLLERR | POLLHUP)
+}
+
+fn told(inner: &mut Inner, wanted: c_short) -> c_short {
     match &mut inner.state {
         State::Idle => WRITE | POLLHUP,
         State::Listening { accepted, .. } => {
@@ -43,10 +47,12 @@ fn events(inner: &mut Inner) -> c_short {
             if has_room || !stream.is_writable() {
                 told |= WRITE;
             }
+            // Programs take POLLHUP for the end, so what came before is read first.
+            let is_read = stream.unread() == 0 || wanted & READ == 0;
             told | match stream.phase() {
-                Phase::Connected => 0,
-                Phase::Disconnected => POLLHUP,
-                Phase::Broken => POLLHUP | POLLERR,
+                Phase::Disconnected if is_read => POLLHUP,
+                Phase::Broken if is_read => POLLHUP | POLLERR,
+                _ => 0,
             }
         }
     }
@@ -85,7 +91,7 @@ impl<'a> Round<'a> {
                 // What was just taken may have made the connection.
                 inner.arm();
             }
-            polled.revents = events(&mut inner) & (polled.events | POLLERR | POLLHUP);
+            polled.revents = events(&mut inner, polled.events);
             count += usize::from(polled.revents != 0);
         }
         if !self.plain.is_empty() {
@@ -137,7 +143,7 @@ impl<'a> Round<'a> {
             let mut list = vec![watch(waker.fd())];
             for socket in self.sockets.iter().flatten() {
                 let completion_fd = socket.inner().completion_fd();
-                list.extend([watch(socket.fd), watch(completion_fd.unwrap_or(-1))]);
+                list.extend([watch(socket.channel.fd()), watch(completion_fd.unwrap_or(-1))]);
             }
             let own = list.len();
             list.extend(&self.plain);

@@ -66,7 +66,7 @@ fn send(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call
     check_flags(flags)?;
     let (pieces, total) = pieces(vector, count)?;
     let patience = send_patience(&socket, flags);
-    let _turn = socket.sending.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _turn = socket.sending.lock();
     socket.until(patience, connected)?;
     iomap::announce(&socket, patience)?;
     // SAFETY: the program's bytes stay during the call.
@@ -101,7 +101,7 @@ fn receive(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> C
     check_flags(flags)?;
     let (pieces, total) = pieces(vector, count)?;
     let patience = receive_patience(&socket, flags);
-    let _turn = socket.receiving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _turn = socket.receiving.lock();
     if !matches!(socket.inner().state, super::State::Connected(_)) {
         socket.until(patience, connected)?;
     }

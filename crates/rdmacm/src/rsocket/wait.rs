@@ -190,7 +190,7 @@ impl Socket {
                 inner.completion_fd()
             };
             let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut polled = [watch(waker.fd()), watch(self.fd), watch(completion_fd.unwrap_or(-1))];
+            let mut polled = [watch(waker.fd()), watch(self.channel.fd()), watch(completion_fd.unwrap_or(-1))];
             match sleep(&mut polled, patience.left()) {
                 Ok(0) => return Err(Refusal::told(libc::EAGAIN)),
                 Ok(_) => {}
