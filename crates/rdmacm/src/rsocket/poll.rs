@@ -77,7 +77,7 @@ impl<'a> Round<'a> {
         Round { fds, sockets, plain, plain_at }
     }
 
-    /// Looks at everything, without waiting: how many have something to tell.
+    /// Looks at everything, without waiting: how many have something to tell. `events_too` costs a system call for each connection.
     fn look(&mut self, events_too: bool, arm: bool) -> Call<usize> {
         let mut count = 0;
         for (polled, socket) in self.fds.iter_mut().zip(&self.sockets) {
@@ -115,9 +115,12 @@ impl<'a> Round<'a> {
     fn run(&mut self, patience: Patience) -> Call<usize> {
         let started = Instant::now();
         loop {
-            let count = self.look(true, false)?;
-            if count > 0 || matches!(patience, Patience::None) {
+            let count = self.look(false, false)?;
+            if count > 0 {
                 return Ok(count);
+            }
+            if matches!(patience, Patience::None) {
+                return self.look(true, false);
             }
             let has_rsockets = self.plain.len() < self.fds.len();
             if !has_rsockets || started.elapsed() >= config::get().polling {
@@ -136,7 +139,7 @@ impl<'a> Round<'a> {
     fn sleep_until(&mut self, patience: Patience, waker: &super::wait::Waker) -> Call<usize> {
         let watch = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         loop {
-            let count = self.look(true, true)?;
+            let count = self.look(false, true)?;
             if count > 0 {
                 return Ok(count);
             }
@@ -157,6 +160,10 @@ impl<'a> Round<'a> {
                 calm(waker);
             }
             for (socket, polled) in self.sockets.iter().flatten().zip(list[1..own].chunks_exact(2)) {
+                // The channel's descriptor stays readable until its events are taken.
+                if polled[0].revents != 0 {
+                    socket.inner().advance(socket, true);
+                }
                 if polled[1].revents != 0 {
                     socket.inner().disarm();
                 }

@@ -165,11 +165,11 @@ impl Socket {
         let is_patient = !matches!(patience, Patience::None);
         let started = Instant::now();
         loop {
-            if let Some(found) = ask(&mut self.inner(), !is_patient)? {
+            if let Some(found) = ask(&mut self.inner(), false)? {
                 return Ok(found);
             }
             if !is_patient {
-                return Err(Refusal::told(libc::EAGAIN));
+                return ask(&mut self.inner(), true)?.ok_or_else(|| Refusal::told(libc::EAGAIN));
             }
             if started.elapsed() >= config::get().polling {
                 break;
@@ -178,11 +178,13 @@ impl Socket {
         }
         let waker = own_waker()?;
         let _seat = Seat::take(self, &waker);
+        // The channel's descriptor stays readable until its events are taken, so a sleep tells of those that are there before it.
+        let mut has_events = false;
         loop {
             let completion_fd = {
                 let mut inner = self.inner();
                 inner.arm();
-                if let Some(found) = ask(&mut inner, true)? {
+                if let Some(found) = ask(&mut inner, has_events)? {
                     return Ok(found);
                 }
                 // What was just taken may have made the connection.
@@ -200,6 +202,7 @@ impl Socket {
             if polled[0].revents != 0 {
                 waker.calm();
             }
+            has_events = polled[1].revents != 0;
             if polled[2].revents != 0 {
                 self.inner().disarm();
             }
