@@ -1,4 +1,4 @@
-//! The shared library as programs find it: its symbols and versions, and a C program of ours that listens, connects, rejects and talks
+//! The shared library as programs find it: its symbols and versions, and C programs of ours that listen, connect, reject and talk
 //! through it.
 //!
 //! As in `crates/ibverbs/tests/shared_library.rs` the libraries are built in the profile of the tests and linked the way a release is.
@@ -67,12 +67,22 @@ fn the_library_has_its_name_stays_loaded_and_finds_verbs_beside_it() {
 
 #[test]
 fn a_program_of_c_connects_to_itself() {
+    run("connections");
+}
+
+#[test]
+fn a_program_of_c_uses_rsockets() {
+    run("rsockets");
+}
+
+/// Compiles and runs a program of this folder, which says `good` in the end.
+fn run(name: &str) {
     let installation = installation();
-    let program = installation.lib.path().join("connections");
+    let program = installation.lib.path().join(name);
     let output = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"])
         .arg(&program)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/connections.c"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c")))
         .arg("-L")
         .arg(installation.lib.path())
         .args(["-lrdmacm", "-libverbs", "-lpthread"])

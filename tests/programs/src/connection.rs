@@ -21,6 +21,7 @@ pub fn arguments(row: &Row, port: u16, host: &Host, to: Option<&str>) -> Vec<Str
     let mut args: Vec<&str> = match (row.program, to) {
         ("rping", None) => vec!["-s", "-a", host.address, "-p", &port],
         ("rping", Some(to)) => vec!["-c", "-a", to, "-p", &port],
+        ("rstream" | "riostream", None) => vec!["-b", host.address, "-p", &port],
         ("ucmatose" | "udaddy", None) => vec!["-b", host.address],
         ("ucmatose" | "udaddy", Some(to)) => vec!["-s", to],
         (_, None) => vec!["-p", &port],
@@ -31,9 +32,13 @@ pub fn arguments(row: &Row, port: u16, host: &Host, to: Option<&str>) -> Vec<Str
 }
 
 /// What an end prints when all went well. `name` is that of the process.
-pub fn result(program: &str, name: &str) -> String {
+pub fn result(row: &Row, name: &str) -> String {
     let is_client = name.starts_with("client");
-    match program {
+    match row.program {
+        // The last of its tests.
+        "rstream" | "riostream" if row.options.contains("-S all") => "6m_bw".to_owned(),
+        "rstream" | "riostream" if row.has("-S") => "custom".to_owned(),
+        "rstream" | "riostream" => "1m_bw".to_owned(),
         "rping" if is_client => "ping data: rdma-ping-4".to_owned(),
         "rping" => "server ping data: rdma-ping-4".to_owned(),
         "ucmatose" | "udaddy" => "return status 0".to_owned(),

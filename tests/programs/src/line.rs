@@ -192,7 +192,7 @@ fn judge(row: &Row, path_mtu: u32, program: &Finished) -> Result<(), Failure> {
         }
         Kind::Connection => {
             program.check_stderr(connection::REMARKS)?;
-            match connection::result(row.program, &program.name) {
+            match connection::result(row, &program.name) {
                 text if program.stdout.contains(&text) => Ok(()),
                 text => fail(format!("did not print {text:?}")),
             }

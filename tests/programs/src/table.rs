@@ -136,6 +136,8 @@ const fn connection(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Connection, Where::Whole, 60)
 }
 
+const HOST_AND_VETH: &[&str] = &["host-v4", "veth1500-v4"];
+
 const fn four(row: Row) -> Row {
     Row { pairs: 4, limit_s: row.limit_s * 2, ..row }
 }
@@ -275,6 +277,19 @@ pub static ROWS: &[Row] = &[
     connection("udaddy", "-c 4 -C 10 -p 0x2"),
     connection("rdma_client", ""),
     connection("rdma_xclient", "-c r"),
+    // rsockets.
+    connection("rstream", "-T b -T v -S 70000 -I 20 -C 20"),
+    connection("rstream", "-T n -T v -S 70000 -I 20 -C 20"),
+    connection("rstream", "-T a -T v -S 70000 -I 20 -C 20"),
+    connection("rstream", "-T r -T v -S 1000000 -I 2 -C 5"),
+    connection("rstream", "-T a -T v -S 1 -I 100 -C 100"),
+    connection("rstream", "-T v -B 4096 -i 0 -S 100000 -I 5 -C 10"),
+    connection("rstream", "-T f -T v -S 1000 -I 10 -C 10"),
+    row("rstream", "", Kind::Connection, Where::Only(HOST_AND_VETH), 300),
+    row("rstream", "-S all", Kind::Connection, Where::Only(HOST_AND_VETH), 900),
+    connection("riostream", "-T b -T v -S 100000 -I 5 -C 10"),
+    connection("riostream", "-T n -T v -S 1000 -I 10 -C 10"),
+    connection("riostream", "-T a -T v -S 100000 -I 5 -C 10"),
     bw("ib_send_bw", "-R"),
     bw("ib_send_bw", "-R -q 8"),
     bw("ib_send_bw", "-R -c UD -s 512"),

@@ -5,6 +5,7 @@
 
 mod death;
 mod pairs;
+mod rsocket;
 mod seen;
 mod wrong;
 
@@ -68,6 +69,8 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("python-multiprocessing", HOST, pairs::python),
     scenario("qps-10000", HOST, pairs::many_qps),
     scenario("leak", HOST, pairs::leak),
+    scenario("rcopy", USUAL, rsocket::copy),
+    scenario("iperf3-over-rsockets", USUAL, rsocket::iperf3),
     scenario("pipe-ends", HOST, death::pipe_ends),
     scenario("kill-server", HOST_AND_VETH, death::kill_server),
     scenario("kill-client", HOST_AND_VETH, death::kill_client),

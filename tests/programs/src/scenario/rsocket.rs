@@ -1,0 +1,78 @@
+//! Programs over rsockets that need more than two command lines.
+
+use std::time::Duration;
+
+use super::World;
+use crate::failure::Failure;
+use crate::launch::Identity;
+use crate::line::{UNTIL_LISTENING, next_port};
+use crate::process::{Finished, Running, wait_all};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// librdmacm's own library that puts rsockets in the place of a program's sockets, as Debian installs it.
+const PRELOAD: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+
+/// rdmacm-utils' rcopy copies a file to the other end.
+pub(super) fn copy(world: &World<'_>) -> Result<(), Failure> {
+    const BYTES: u32 = 20_000_003;
+    let (from, to) = (world.launcher.scratch("original"), world.launcher.scratch("copy"));
+    // Of a length that is no multiple of anything, without a period that buffers could hide.
+    let contents: Vec<u8> = (0..BYTES).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+    std::fs::write(&from, &contents).map_err(|e| Failure::new(format!("cannot write {}: {e}", from.display())))?;
+    let port = next_port().to_string();
+    // It serves until it is ended.
+    let _server = connectable(world, "rcopy", &["-p", &port])?;
+    let target = format!("{}:{}", world.wire.server.address, to.display());
+    let from = from.display().to_string();
+    let client = start(world, "client", "rcopy", &[&from, &target, "-p", &port])?;
+    wait_all(vec![client], 2 * MINUTE)?[0].check_stderr(&[])?;
+    match std::fs::read(&to) {
+        Ok(copied) if copied == contents => Ok(()),
+        Ok(copied) => Err(Failure::new(format!("{} bytes arrived, and they differ", copied.len()))),
+        Err(e) => Err(Failure::new(format!("no copy: {e}"))),
+    }
+}
+
+/// A program of TCP, unmodified, with its sockets replaced by rsockets. No TCP port is listened on, so a client that fell back to TCP
+/// would be refused.
+pub(super) fn iperf3(world: &World<'_>) -> Result<(), Failure> {
+    for options in [&["-n", "200M"][..], &["-n", "100M", "-R"], &["-n", "100M", "-P", "4"]] {
+        let port = next_port().to_string();
+        let server = connectable(world, "iperf3", &["-s", "-1", "-p", &port])?;
+        let args = [&["-c", world.wire.server.address, "-p", &port], options].concat();
+        let client = start(world, "client", "iperf3", &args)?;
+        for program in wait_all(vec![server, client], 3 * MINUTE)? {
+            check(&program)?;
+        }
+    }
+    Ok(())
+}
+
+fn check(program: &Finished) -> Result<(), Failure> {
+    program.check_stderr(&[])?;
+    if program.stdout.contains("receiver") {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{} tells no result", program.name)).with(program.report()))
+}
+
+/// A server that listens for connections.
+fn connectable(world: &World<'_>, program: &str, args: &[&str]) -> Result<Running, Failure> {
+    let mut server = start(world, "server", program, args)?;
+    let host = &world.wire.server;
+    let ferroce = world.launcher.ferroce();
+    let words = ["status".into(), "--json".into()];
+    let status = || world.launcher.plain(host.netns(), host.env, ferroce.as_os_str(), &words);
+    server.wait_connectable(status, UNTIL_LISTENING)?;
+    Ok(server)
+}
+
+/// Starts an end; of programs of TCP with the preload library.
+fn start(world: &World<'_>, role: &str, program: &str, args: &[&str]) -> Result<Running, Failure> {
+    let host = if role == "server" { &world.wire.server } else { &world.wire.client };
+    if program == "rcopy" {
+        return world.start(role, host, Identity::Ordinary, &[], program, args);
+    }
+    let args = [&[PRELOAD, program], args].concat();
+    world.start(role, host, Identity::Ordinary, &[], "env", &args)
+}
