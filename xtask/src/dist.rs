@@ -15,8 +15,10 @@ use crate::process::{run, say};
 const PROGRAMS: &[&str] = &["ferroce", "ferroced"];
 /// The libraries by their sonames, with the names that some programs open instead.
 const LIBRARIES: &[(&str, &str)] = &[("libibverbs.so.1", "libibverbs.so"), ("librdmacm.so.1", "librdmacm.so")];
+/// What cargo makes of `crates/preload`, and what it is called in an installation.
+const PRELOAD: (&str, &str) = ("libferroce_sysfs.so", "libferroce-sysfs.so");
 /// The crates that all of it is made from.
-const CRATES: &[&str] = &["ferroce-cli", "ferroce-service", "ferroce-ibverbs", "ferroce-rdmacm"];
+const CRATES: &[&str] = &["ferroce-cli", "ferroce-service", "ferroce-ibverbs", "ferroce-rdmacm", "ferroce-preload"];
 
 /// Where [`build`] lays out what an installation holds: `<target>/ferroce/`.
 pub(crate) fn folder(root: &Path) -> Result<PathBuf> {
@@ -38,6 +40,7 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     }
     dylib::link_libibverbs(&release.join("libibverbs.a"), &lib)?;
     dylib::link_librdmacm(&release.join("librdmacm.a"), &lib)?;
+    place(&release.join(PRELOAD.0), &lib.join(PRELOAD.1))?;
     for (library, name) in LIBRARIES {
         link(library, &lib.join(name))?;
     }
@@ -60,6 +63,7 @@ pub(crate) fn install(root: &Path, prefix: &Path) -> Result<()> {
         place(&from.join("lib").join(library), &lib.join(library))?;
         link(library, &lib.join(name))?;
     }
+    place(&from.join("lib").join(PRELOAD.1), &lib.join(PRELOAD.1))?;
     say(format_args!("installed in {}: try {}", prefix.display(), bin.join("ferroce").display()));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Where the parts of an installation are: `bin/ferroce`, `bin/ferroced`, `lib/libibverbs.so.1`.
+//! Where the parts of an installation are: `bin/ferroce`, `bin/ferroced`, `lib/libibverbs.so.1`, `lib/libferroce-sysfs.so`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,6 +6,8 @@ use anyhow::{Context, Result, bail};
 
 /// The verbs library, by its soname.
 pub(crate) const LIBRARY: &str = "libibverbs.so.1";
+/// The library that shows programs the devices in the file system.
+const PRELOAD: &str = "libferroce-sysfs.so";
 
 /// Paths that a program needs to use Ferroce.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +50,18 @@ impl Layout {
     /// The verbs library.
     pub(crate) fn library(&self) -> PathBuf {
         self.lib.join(LIBRARY)
+    }
+
+    /// The library for `ferroce run --sysfs`.
+    pub(crate) fn preload(&self) -> Result<PathBuf> {
+        let library = self.lib.join(PRELOAD);
+        if !library.is_file() {
+            bail!(
+                "{} does not exist: --sysfs needs a whole installation, as `cargo xtask build` leaves it",
+                library.display()
+            );
+        }
+        Ok(library)
     }
 }
 

@@ -13,6 +13,7 @@ mod rig;
 mod run;
 mod stat;
 mod status;
+mod sysfs;
 mod verify;
 mod watch;
 

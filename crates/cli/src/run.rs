@@ -17,12 +17,19 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use crate::layout::Layout;
 use crate::output::complain;
 use crate::refusal::Refusal;
+use crate::sysfs::Sysfs;
 
 /// Run a command with Ferroce as its RDMA stack.
 ///
 /// The command and all that it starts load Ferroce's libibverbs instead of the system's, also where a program carries
 /// a renamed copy of its own (Python wheels). Signals are passed on. If the command fails, the last verb that Ferroce
 /// refused is printed with the reason and the remedy.
+///
+/// With --sysfs the command also finds the devices where Linux shows those of cards: /sys/class/infiniband (ports, gids, gid_attrs,
+/// counters, device/net), /sys/class/infiniband_verbs, and /dev/infiniband with a character device for each. UCX, Mooncake and
+/// rdma-core's own tests look there. A preloaded library redirects what the C library is asked about these paths, so that it works in
+/// any container and without privilege; static programs and Go's, which do without the C library, do not see it. Devices are those of
+/// the start; counters are written once a second.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,6 +38,8 @@ Examples:
   ferroce run -- ibv_rc_pingpong -g 0 localhost       (another)
   ferroce run -- ib_write_bw -a 192.0.2.7
   FERROCE_LOG=info ferroce run -- python3 train.py
+  ferroce run --sysfs -- ucx_info -d
+  ferroce run --sysfs -- sh -c 'cat /sys/class/infiniband/*/ports/1/gids/0'
 
 Exit code:
   the command's; 128 + n if signal n ended it; 127 if there is no such command; 126 if it cannot
@@ -41,6 +50,9 @@ Environment:
   FERROCE_SERVICE  the service's program (default: ferroced beside this program)
   FERROCE_LOG      log level of the library: error, warn, info, debug, trace")]
 pub(crate) struct RunArgs {
+    /// Show the devices below /sys/class/infiniband and /dev/infiniband, too
+    #[arg(long)]
+    sysfs: bool,
     /// The command and its arguments, after --
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -60,6 +72,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let mut command = Command::new(program);
     command.args(arguments).envs(environment(&layout, |name| env::var_os(name)));
     command.env("FERROCE_REFUSAL", refusals.path());
+    // Kept until the command has ended.
+    let sysfs = args.sysfs.then(Sysfs::make).transpose()?;
+    if let Some(sysfs) = &sysfs {
+        let others = prepend(layout.preload()?.as_os_str(), env::var_os("LD_PRELOAD"));
+        command.env("LD_PRELOAD", prepend(layout.library().as_os_str(), Some(others)));
+        command.env("FERROCE_SYSFS", sysfs.root());
+    }
 
     // Before the start: a signal must find the handlers, or it would end us and leave the command alone.
     let mut signals = Signals::new().context("cannot handle signals")?;

@@ -146,3 +146,36 @@ fn a_closed_pipe_is_no_failure() {
         .expect("ferroce can be run");
     assert_eq!((text(&output.stderr), output.status.code()), (String::new(), Some(0)));
 }
+
+/// Without the library that redirects: what it would be told. (With it: crates/preload/tests and tests/programs.)
+#[test]
+fn sysfs_makes_a_folder_for_the_command_and_takes_it_away() {
+    let lib = empty_library();
+    std::fs::copy(lib.path().join("libibverbs.so.1"), lib.path().join("libferroce-sysfs.so")).expect("can copy");
+    let script = "echo $FERROCE_SYSFS; echo $LD_PRELOAD; cd $FERROCE_SYSFS; \
+                  cat sys/class/infiniband/ferroce0/ports/1/gid_attrs/types/0 sys/class/infiniband_verbs/uverbs0/ibdev; \
+                  test -c dev/infiniband/ferroce0 && test -w dev/infiniband/ferroce0 && echo device";
+    let output =
+        ferroce(lib.path()).args(["run", "--sysfs", "--", "sh", "-c", script]).output().expect("ferroce can be run");
+    let stdout = text(&output.stdout);
+    let lines: Vec<&str> = stdout.lines().collect();
+    let dir = lib.path().canonicalize().expect("exists").display().to_string();
+    assert_eq!(
+        lines[1..],
+        [&*format!("{dir}/libibverbs.so.1:{dir}/libferroce-sysfs.so"), "RoCE v2", "ferroce0", "device"]
+    );
+    assert!(lines[0].starts_with('/') && !Path::new(lines[0]).exists(), "{stdout}");
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn sysfs_needs_its_library() {
+    let lib = empty_library();
+    let output = ferroce(lib.path()).args(["run", "--sysfs", "true"]).output().expect("ferroce can be run");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        text(&output.stderr).contains("libferroce-sysfs.so does not exist: --sysfs needs"),
+        "{}",
+        text(&output.stderr)
+    );
+}

@@ -28,7 +28,7 @@ pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, device_named, device_of, devices};
 pub use error::{Error, Result};
 pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, limits, sync};
-pub use ferroce_engine::{Attendance, QueueCaps};
+pub use ferroce_engine::{Attendance, Counters, QueueCaps};
 pub use ferroce_service::{ServiceError, client::Client, cm};
 pub use ferroce_transport::{
     Access, Completion, MwBind, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags,

@@ -17,6 +17,7 @@ pub(crate) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/service/src/sys.rs", "descriptor passing, namespaces, socket options without a safe wrapper"),
     ("crates/ibverbs/src/", "the C boundary: every argument is a raw pointer"),
     ("crates/rdmacm/src/", "the C boundary: every argument is a raw pointer"),
+    ("crates/preload/src/", "functions of the C library, with their raw pointers"),
     ("crates/abi/src/", "types of C functions are unsafe to call"),
 ];
 

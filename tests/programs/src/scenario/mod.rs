@@ -7,6 +7,7 @@ mod death;
 mod pairs;
 mod rsocket;
 mod seen;
+mod sysfs;
 mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,6 +81,9 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("kill-service", HOST, death::kill_service),
     scenario("resources-are-seen", HOST_AND_VETH, seen::resources),
     scenario("stopped-service", HOST, seen::stopped_service),
+    scenario("sysfs-paths", HOST_AND_VETH, sysfs::paths),
+    scenario("sysfs-ucx_info", HOST, sysfs::ucx_info),
+    scenario("sysfs-ucx_perftest", HOST_AND_VETH, sysfs::ucx_perftest),
     scenario("wrong-mtu", VETH, wrong::mtu),
     scenario("wrong-gid", VETH, wrong::gid),
     scenario("wrong-address", VETH, wrong::address),
@@ -179,13 +183,17 @@ impl World<'_> {
         Ok(finished)
     }
 
-    /// The output of a command of Ferroce itself on a host.
+    /// The output of a command of Ferroce itself on a host, which does well.
     fn ferroce(&self, host: &Host, args: &[&str]) -> Result<Finished, Failure> {
+        Ok(wait_all(vec![self.start_ferroce(host, args)?], Duration::from_secs(30))?.remove(0))
+    }
+
+    /// Starts a command of Ferroce itself on a host.
+    fn start_ferroce(&self, host: &Host, args: &[&str]) -> Result<Running, Failure> {
         let args: Vec<_> = args.iter().map(Into::into).collect();
         let ferroce = self.launcher.ferroce();
         let command = self.launcher.plain(host.netns(), host.env, OsStr::new(&ferroce), &args);
-        let running = Running::start("ferroce", command, &self.launcher.output())?;
-        Ok(wait_all(vec![running], Duration::from_secs(30))?.remove(0))
+        Running::start("ferroce", command, &self.launcher.output())
     }
 }
 

@@ -11,6 +11,7 @@ use crate::place::Host;
 use crate::process::{Running, wait_all};
 
 const MINUTE: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Queue pairs, regions, and counters that grow; a stopped program is named and holds nothing up.
 pub(super) fn resources(world: &World<'_>) -> Result<(), Failure> {
@@ -50,7 +51,7 @@ pub(super) fn resources(world: &World<'_>) -> Result<(), Failure> {
         let first = sent()?;
         // It may take a moment on a busy machine, but traffic goes on.
         let grown = (0..600).any(|_| {
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(LOOK_AGAIN);
             sent().is_ok_and(|now| now > first)
         });
         if !grown {
@@ -59,7 +60,7 @@ pub(super) fn resources(world: &World<'_>) -> Result<(), Failure> {
     }
 
     server.signal(Signal::STOP);
-    let found = json(world, &world.wire.server, &["res", "--json"]);
+    let found = wait_stopped(server.program_pid()).and_then(|()| json(world, &world.wire.server, &["res", "--json"]));
     server.signal(Signal::CONT);
     let found = found?;
     let pid = server.program_pid().as_raw_nonzero().get();
@@ -77,36 +78,59 @@ pub(super) fn stopped_service(world: &World<'_>) -> Result<(), Failure> {
     let wire = world.wire.place.make()?;
     let fresh = World { wire: &wire, launcher: world.launcher };
     let (server, client) = fresh.start_pair("traffic", &["-D", "6"], &["-D", "6"])?;
-    let services: Vec<Pid> =
-        wire.namespaces().iter().flat_map(|namespace| namespace.processes()).filter(is_service).collect();
-    if services.is_empty() {
-        return Err(Failure::new("no process named ferroced serves the namespace"));
-    }
+    let services = services(&fresh)?;
     let signal = |signal| services.iter().all(|pid| kill_process(*pid, signal).is_ok());
     if !signal(Signal::STOP) {
         return Err(Failure::new("the service cannot be stopped"));
     }
-    let asked = [&["status"][..], &["res"], &["stat"]].map(|args| fresh.ferroce(&wire.server, args));
+    let stopped = services.iter().try_for_each(|pid| wait_stopped(*pid));
+    let asked = [&["status"][..], &["res"], &["stat"]]
+        .map(|args| fresh.start_ferroce(&wire.server, args).and_then(|asked| asked.wait(MINUTE)));
     signal(Signal::CONT);
+    stopped?;
     for asked in asked {
         let asked = asked?;
         if asked.status.success() || !asked.stderr.contains("did not answer within 3s; is it stopped?") {
             return Err(Failure::new("a stopped service is not told").with(asked.report()));
         }
     }
-    fresh.ferroce(&wire.server, &["status"])?.check_success()?;
+    fresh.ferroce(&wire.server, &["status"])?;
     super::all_ok(&wait_all(vec![server, client], MINUTE)?)
 }
 
-fn is_service(pid: &Pid) -> bool {
-    let comm = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
-    comm.starts_with("ferroced")
+/// The service and its keeper, once there is one.
+fn services(world: &World<'_>) -> Result<Vec<Pid>, Failure> {
+    for _ in 0..600 {
+        let status = json(world, &world.wire.server, &["status", "--json"])?;
+        let pid = |name: &str| status[name].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let (Some(service), Some(keeper)) = (pid("pid"), pid("keeper")) {
+            return Ok(vec![service, keeper]);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    Err(Failure::new("no service came"))
+}
+
+/// Waits until no thread of a process runs: a signal that stops it reaches one after the other.
+fn wait_stopped(pid: Pid) -> Result<(), Failure> {
+    let stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        Some(stat.rsplit_once(") ")?.1.starts_with('T'))
+    };
+    for _ in 0..600 {
+        let tasks =
+            std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| Failure::new(format!("process {pid}: {e}")))?;
+        if tasks.map(stopped).all(|stopped| stopped == Some(true)) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    Err(Failure::new(format!("process {pid} does not stop")))
 }
 
 /// What a command of Ferroce prints on a host.
 fn json(world: &World<'_>, host: &Host, args: &[&str]) -> Result<Value, Failure> {
     let finished = world.ferroce(host, args)?;
-    finished.check_success()?;
     serde_json::from_str(&finished.stdout)
         .map_err(|error| Failure::new(format!("ferroce {args:?}: {error}")).with(finished.report()))
 }
