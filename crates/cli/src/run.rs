@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
@@ -28,8 +29,8 @@ use crate::sysfs::Sysfs;
 /// With --sysfs the command also finds the devices where Linux shows those of cards: /sys/class/infiniband (ports, gids, gid_attrs,
 /// counters, device/net), /sys/class/infiniband_verbs, and /dev/infiniband with a character device for each. UCX, Mooncake and
 /// rdma-core's own tests look there. A preloaded library redirects what the C library is asked about these paths, so that it works in
-/// any container and without privilege; static programs and Go's, which do without the C library, do not see it. Devices are those of
-/// the start; counters are written once a second.
+/// any container and without privilege; static programs and Go's, which do without the C library, do not see it: for these there is
+/// --sysfs=mount, which needs CAP_SYS_ADMIN. Devices are those of the start; counters are written once a second.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -39,6 +40,7 @@ Examples:
   ferroce run -- ib_write_bw -a 192.0.2.7
   FERROCE_LOG=info ferroce run -- python3 train.py
   ferroce run --sysfs -- ucx_info -d
+  sudo ferroce run --sysfs=mount -- ./static-program
   ferroce run --sysfs -- sh -c 'cat /sys/class/infiniband/*/ports/1/gids/0'
 
 Exit code:
@@ -51,11 +53,20 @@ Environment:
   FERROCE_LOG      log level of the library: error, warn, info, debug, trace")]
 pub(crate) struct RunArgs {
     /// Show the devices below /sys/class/infiniband and /dev/infiniband, too
-    #[arg(long)]
-    sysfs: bool,
+    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "preload")]
+    sysfs: Option<How>,
     /// The command and its arguments, after --
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// How a command is shown the devices in the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum How {
+    /// By a library that redirects paths: everywhere, for programs that use the C library
+    Preload,
+    /// By mounts that only the command sees: for all programs, where mounting is allowed
+    Mount,
 }
 
 /// Signals that someone may send to us and mean the command.
@@ -73,11 +84,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     command.args(arguments).envs(environment(&layout, |name| env::var_os(name)));
     command.env("FERROCE_REFUSAL", refusals.path());
     // Kept until the command has ended.
-    let sysfs = args.sysfs.then(Sysfs::make).transpose()?;
-    if let Some(sysfs) = &sysfs {
-        let others = prepend(layout.preload()?.as_os_str(), env::var_os("LD_PRELOAD"));
-        command.env("LD_PRELOAD", prepend(layout.library().as_os_str(), Some(others)));
-        command.env("FERROCE_SYSFS", sysfs.root());
+    let sysfs = args.sysfs.map(|_| Sysfs::make()).transpose()?;
+    match (args.sysfs, &sysfs) {
+        (Some(How::Preload), Some(sysfs)) => {
+            let others = prepend(layout.preload()?.as_os_str(), env::var_os("LD_PRELOAD"));
+            command.env("LD_PRELOAD", prepend(layout.library().as_os_str(), Some(others)));
+            command.env("FERROCE_SYSFS", sysfs.root());
+        }
+        (Some(How::Mount), Some(sysfs)) => sysfs.mount_for_this_thread()?,
+        _ => {}
     }
 
     // Before the start: a signal must find the handlers, or it would end us and leave the command alone.

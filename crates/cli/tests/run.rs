@@ -179,3 +179,22 @@ fn sysfs_needs_its_library() {
         text(&output.stderr)
     );
 }
+
+/// By mounts, where they are allowed; else the reason is told.
+#[test]
+fn sysfs_is_mounted_for_the_command_alone() {
+    let lib = empty_library();
+    let script = "echo $FERROCE_SYSFS; cat /sys/class/infiniband/ferroce0/ports/1/gid_attrs/types/0; ls -d /sys/class/net/lo/mtu; \
+                  ls /dev/infiniband; test -c /dev/infiniband/ferroce0 && echo > /dev/null && ls -d /dev/fd/0";
+    let output =
+        ferroce(lib.path()).args(["run", "--sysfs=mount", "--", "sh", "-c", script]).output().expect("it can be run");
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    if output.status.code() == Some(125) {
+        assert!(stderr.contains("--sysfs=mount needs CAP_SYS_ADMIN"), "{stderr}");
+        return;
+    }
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines[..4], ["", "RoCE v2", "/sys/class/net/lo/mtu", "ferroce0"], "{stdout}{stderr}");
+    assert_eq!((lines.last(), &*stderr), (Some(&"/dev/fd/0"), ""));
+    assert!(!Path::new("/dev/infiniband/ferroce0").exists(), "only the command sees it");
+}

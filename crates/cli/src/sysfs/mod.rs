@@ -2,6 +2,8 @@
 //!
 //! Layout and formats are those of Documentation/ABI/stable/sysfs-class-infiniband in the kernel's source.
 
+mod mount;
+
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io;
@@ -61,6 +63,11 @@ impl Sysfs {
         });
         let thread = Some(thread.context("cannot start a thread")?);
         Ok(Sysfs { folder, alive: Some(alive), thread })
+    }
+
+    /// From now on the calling thread, and what it starts, finds the folder's contents where Linux has its own.
+    pub(crate) fn mount_for_this_thread(&self) -> Result<()> {
+        mount::mount_for_this_thread(self.root())
     }
 
     /// Where `sys/` and `dev/` are.
