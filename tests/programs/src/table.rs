@@ -284,7 +284,6 @@ pub static ROWS: &[Row] = &[
     connection("rstream", "-T r -T v -S 1000000 -I 2 -C 5"),
     connection("rstream", "-T a -T v -S 1 -I 100 -C 100"),
     connection("rstream", "-T v -B 4096 -i 0 -S 100000 -I 5 -C 10"),
-    connection("rstream", "-T f -T v -S 1000 -I 10 -C 10"),
     row("rstream", "", Kind::Connection, Where::Only(HOST_AND_VETH), 300),
     row("rstream", "-S all", Kind::Connection, Where::Only(HOST_AND_VETH), 900),
     connection("riostream", "-T b -T v -S 100000 -I 5 -C 10"),
@@ -356,6 +355,7 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ib_atomic_bw", &["veth1500-v6"]),
     ("ib_atomic_lat", &["host-v4"]),
     ("rping/-C,20,-v", &["veth1500-v4"]),
+    ("rstream/-T,a,-T,v,-S,70000,-I,20,-C,20", &["host-v4", "veth1500-v6"]),
     ("ib_write_bw/-R,-a,-n,50", &["host-v4"]),
     ("ib_write_bw/x4", &["card1500-v4"]),
     ("ib_read_bw/x4", &["veth1500-v4"]),
@@ -399,8 +399,9 @@ pub fn smoke() -> Vec<Line> {
 /// False for lines that say the same as another, or that the program itself cannot do there.
 fn makes_sense(row: &Row, place: &Place) -> bool {
     // Servers of stock programs listen for their side channel on IPv4 only.
-    // Of rdmacm-utils only rping takes other addresses without more options.
-    let knows_family = row.kind != Kind::Connection || row.program == "rping" || place.family == Family::V4;
+    // Of rdmacm-utils only these take other addresses without more options.
+    let takes_any = matches!(row.program, "rping" | "rstream" | "riostream");
+    let knows_family = row.kind != Kind::Connection || takes_any || place.family == Family::V4;
     knows_family && (place.has_v4 || matches!(row.kind, Kind::List | Kind::Own | Kind::Connection))
 }
 

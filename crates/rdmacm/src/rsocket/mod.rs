@@ -187,11 +187,10 @@ impl Inner {
 fn create(domain: c_int, options: Options) -> Call<Arc<Socket>> {
     let channel = ChannelObject::open()?;
     let mut number = 0;
-    // SAFETY: an open channel; the place is ours.
-    check(
-        channel
-            .with_service(|service| unsafe { verbs::ferroce_cm_create_id(service, PS_TCP as u16, 0, &raw mut number) }),
-    )?;
+    check(channel.with_service(|service| {
+        // SAFETY: an open channel; the place is ours.
+        unsafe { verbs::ferroce_cm_create_id(service, PS_TCP as u16, 0, &raw mut number) }
+    }))?;
     let id = IdObject::publish(Fresh {
         number,
         channel: Arc::clone(&channel),
