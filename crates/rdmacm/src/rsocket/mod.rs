@@ -203,22 +203,18 @@ fn create(domain: c_int, options: Options) -> Call<Arc<Socket>> {
 }
 
 rdma! {
-    /// `rsocket`, see rsocket(7).
+    /// `rsocket`, see rsocket(7): of AF_INET or AF_INET6, and SOCK_STREAM.
     fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
+        // Refusals here have no words: the preload library asks for each socket that anybody in the process makes, libibverbs too, which
+        // may hold the locks that telling needs. Then it makes an ordinary socket.
         if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
-            let what = format!("address family {domain}: only AF_INET and AF_INET6 are available (RoCE has no AF_IB addresses)");
-            return Err(Refusal::new(libc::EAFNOSUPPORT, what));
+            return Err(Refusal::told(libc::EAFNOSUPPORT));
         }
-        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        match r#type & !flags {
-            libc::SOCK_STREAM => {}
-            libc::SOCK_DGRAM => {
-                return Err(Refusal::new(libc::ESOCKTNOSUPPORT, "datagram rsockets are not available; use SOCK_STREAM"));
-            }
-            other => return Err(Refusal::new(libc::ESOCKTNOSUPPORT, format!("socket type {other}: use SOCK_STREAM"))),
+        if r#type & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != libc::SOCK_STREAM {
+            return Err(Refusal::told(libc::ESOCKTNOSUPPORT));
         }
         if !matches!(protocol, 0 | libc::IPPROTO_TCP) {
-            return Err(Refusal::new(libc::EPROTONOSUPPORT, format!("protocol {protocol}: use 0 or IPPROTO_TCP")));
+            return Err(Refusal::told(libc::EPROTONOSUPPORT));
         }
         let mut options = Options::new();
         options.is_nonblocking = r#type & libc::SOCK_NONBLOCK != 0;
