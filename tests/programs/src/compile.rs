@@ -7,7 +7,7 @@ use crate::failure::Failure;
 
 /// The programs: `NAME.c` beside the manifest.
 pub const PROGRAMS: &[&str] =
-    &["verify", "sleeper", "ticker", "lastbyte", "vanish", "churn", "traffic", "status", "objects", "wrong"];
+    &["verify", "sleeper", "ticker", "lastbyte", "vanish", "churn", "traffic", "status", "objects", "wrong", "forker"];
 
 /// Compiles all programs into `dir`.
 pub fn all(dir: &Path) -> Result<(), Failure> {

@@ -73,6 +73,7 @@ pub static SCENARIOS: &[Scenario] = &[
     // Its command line has no room for IPv6 addresses.
     scenario("rcopy", HOST_AND_VETH, rsocket::copy),
     scenario("iperf3-over-rsockets", USUAL, rsocket::iperf3),
+    scenario("fork-over-rsockets", HOST_AND_VETH, rsocket::fork),
     scenario("pipe-ends", HOST, death::pipe_ends),
     scenario("kill-server", HOST_AND_VETH, death::kill_server),
     scenario("kill-client", HOST_AND_VETH, death::kill_client),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::World;
+use super::{World, all_ok};
 use crate::failure::Failure;
 use crate::launch::Identity;
 use crate::line::{UNTIL_LISTENING, next_port};
@@ -46,6 +46,27 @@ pub(super) fn iperf3(world: &World<'_>) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// A server of TCP that forks: with the preload library's fork support its children's connections become rsockets.
+pub(super) fn fork(world: &World<'_>) -> Result<(), Failure> {
+    // The preload library's semaphore, by which servers take turns; of a run that was ended it may be left locked.
+    match std::fs::remove_file("/dev/shm/sem.rsocket_fork") {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::new(format!("cannot remove /dev/shm/sem.rsocket_fork of an earlier run: {e}")));
+        }
+        _ => {}
+    }
+    let port_number = next_port();
+    let port = port_number.to_string();
+    let program = world.launcher.programs().join("forker").display().to_string();
+    let args = ["RDMAV_FORK_SAFE=1", PRELOAD, &program, "-p", &port];
+    let identity = Identity::Ordinary;
+    let mut server = world.start("server", &world.wire.server, identity, &[], "env", &args)?;
+    server.wait_listening(port_number, UNTIL_LISTENING)?;
+    let args = [&args[..], &[world.wire.server.address]].concat();
+    let client = world.start("client", &world.wire.client, identity, &[], "env", &args)?;
+    all_ok(&wait_all(vec![server, client], 2 * MINUTE)?)
 }
 
 fn check(program: &Finished) -> Result<(), Failure> {
