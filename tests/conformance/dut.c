@@ -41,8 +41,9 @@ struct queue_pair {
 
 static struct ibv_context *context;
 static struct ibv_pd *pds[2];
-static uint8_t gid_index;
+static uint8_t gid_index[2]; /* IPv4, IPv6 */
 static struct region regions[OBJECTS];
+static struct ibv_mw *windows[OBJECTS]; /* type 2 */
 static struct queue_pair pairs[OBJECTS];
 static FILE *out;
 
@@ -81,20 +82,41 @@ static long long now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-static union ibv_gid mapped(const char *address)
+static bool is_v6(const char *address)
+{
+	return strchr(address, ':') != NULL;
+}
+
+/* The GID of an IPv4 or IPv6 address. */
+static union ibv_gid gid_of(const char *address)
 {
 	union ibv_gid gid = {.raw = {0}};
 
+	if (is_v6(address)) {
+		if (inet_pton(AF_INET6, address, gid.raw) != 1)
+			die("not an IPv6 address");
+		return gid;
+	}
 	gid.raw[10] = gid.raw[11] = 0xff;
 	if (inet_pton(AF_INET, address, gid.raw + 12) != 1)
 		die("not an IPv4 address");
 	return gid;
 }
 
-/* open ADDRESS: the device and the GID index that have this IPv4 address. */
+/* The index of an address among a device's GIDs, or -1. */
+static int find_gid(struct ibv_context *device, int count, const char *address)
+{
+	union ibv_gid wanted = gid_of(address), gid;
+
+	for (int index = 0; index < count; index++)
+		if (ibv_query_gid(device, 1, index, &gid) == 0 && memcmp(gid.raw, wanted.raw, 16) == 0)
+			return index;
+	return -1;
+}
+
+/* open V4 V6: the device that has these addresses. */
 static void do_open(char **words)
 {
-	union ibv_gid wanted = mapped(words[1]), gid;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 
 	for (int i = 0; list != NULL && list[i] != NULL; i++) {
@@ -104,24 +126,25 @@ static void do_open(char **words)
 		if (one == NULL)
 			continue;
 		if (ibv_query_port(one, 1, &port) == 0) {
-			for (int index = 0; index < port.gid_tbl_len; index++) {
-				if (ibv_query_gid(one, 1, index, &gid) != 0 || memcmp(gid.raw, wanted.raw, 16) != 0)
-					continue;
+			int v4 = find_gid(one, port.gid_tbl_len, words[1]), v6 = find_gid(one, port.gid_tbl_len, words[2]);
+
+			if (v4 >= 0 && v6 >= 0) {
 				context = one;
-				gid_index = (uint8_t)index;
+				gid_index[0] = (uint8_t)v4;
+				gid_index[1] = (uint8_t)v6;
 				pds[0] = ibv_alloc_pd(one);
 				pds[1] = ibv_alloc_pd(one);
 				if (pds[0] == NULL || pds[1] == NULL) {
 					refuse("alloc_pd");
 					return;
 				}
-				answer("ok %s %d %d", ibv_get_device_name(list[i]), index, 128 << port.active_mtu);
+				answer("ok %s %d %d", ibv_get_device_name(list[i]), v4, 128 << port.active_mtu);
 				return;
 			}
 		}
 		ibv_close_device(one);
 	}
-	answer("err no device has the address %s", words[1]);
+	answer("err no device has the addresses %s and %s", words[1], words[2]);
 }
 
 /* mr ID SIZE ACCESS PD: a fresh region, zero. */
@@ -208,8 +231,8 @@ static void do_qp(char **words)
 	struct ibv_qp_attr attr;
 	int mask, mtu = IBV_MTU_256;
 
-	ah.grh.dgid = mapped(words[3]);
-	ah.grh.sgid_index = gid_index;
+	ah.grh.dgid = gid_of(words[3]);
+	ah.grh.sgid_index = gid_index[is_v6(words[3])];
 	ah.grh.hop_limit = 64;
 	pair->peer_qpn = (uint32_t)number(words[4]);
 	while (128u << mtu < number(words[5]))
@@ -320,7 +343,8 @@ static void do_recv(char **words)
 		answer("ok");
 }
 
-/* send QP WR_ID OPCODE FLAGS REGION OFFSET LENGTH REMOTE_ADDRESS KEY IMMEDIATE COMPARE_ADD SWAP; KEY: rkey, or Q_Key for UD */
+/* send QP WR_ID OPCODE FLAGS REGION OFFSET LENGTH REMOTE_ADDRESS KEY IMMEDIATE COMPARE_ADD SWAP; KEY: rkey (also one to
+   invalidate), or Q_Key for UD */
 static void do_send(char **words)
 {
 	struct queue_pair *pair = &pairs[number(words[1]) % OBJECTS];
@@ -336,7 +360,9 @@ static void do_send(char **words)
 	uint64_t address = number(words[8]);
 	uint32_t key = (uint32_t)number(words[9]);
 
-	if (pair->ah != NULL) {
+	if (wr.opcode == IBV_WR_SEND_WITH_INV || wr.opcode == IBV_WR_LOCAL_INV) {
+		wr.invalidate_rkey = key;
+	} else if (pair->ah != NULL) {
 		wr.wr.ud.ah = pair->ah;
 		wr.wr.ud.remote_qpn = pair->peer_qpn;
 		wr.wr.ud.remote_qkey = key;
@@ -355,6 +381,36 @@ static void do_send(char **words)
 		answer("ok");
 }
 
+/* bind QP WR_ID WINDOW REGION OFFSET LENGTH ACCESS: posts the binding of a window, which is made if it is not there yet. */
+static void do_bind(char **words)
+{
+	struct ibv_mw **window = &windows[number(words[3]) % OBJECTS];
+	const struct region *region = &regions[number(words[4]) % OBJECTS];
+	struct ibv_send_wr wr = {.wr_id = number(words[2]), .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED}, *bad;
+
+	if (*window == NULL)
+		*window = ibv_alloc_mw(pds[0], IBV_MW_TYPE_2);
+	if (*window == NULL) {
+		refuse("alloc_mw");
+		return;
+	}
+	wr.bind_mw.mw = *window;
+	wr.bind_mw.rkey = ibv_inc_rkey((*window)->rkey);
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
+		.mr = region->mr,
+		.addr = (uintptr_t)region->pages + EDGE + number(words[5]),
+		.length = number(words[6]),
+		.mw_access_flags = (unsigned int)number(words[7]),
+	};
+	if (ibv_post_send(pairs[number(words[1]) % OBJECTS].qp, &wr, &bad) != 0) {
+		refuse("post_send");
+		return;
+	}
+	/* The key of a type 2 window is the program's to keep; the next binding names it. */
+	(*window)->rkey = wr.bind_mw.rkey;
+	answer("ok %u", wr.bind_mw.rkey);
+}
+
 /* wait QP COUNT MILLISECONDS: up to COUNT completions, fewer if they do not come in time. */
 static void do_wait(char **words)
 {
@@ -370,10 +426,14 @@ static void do_wait(char **words)
 		if (n < 0)
 			die("poll_cq");
 		if (n > 0) {
-			bool imm = wc.status == IBV_WC_SUCCESS && (wc.wc_flags & IBV_WC_WITH_IMM);
+			uint32_t imm = 0;
 
-			fprintf(out, " %" PRIu64 ":%d:%d:%u:%u:%u:%u", wc.wr_id, wc.status, wc.opcode, wc.byte_len,
-				imm ? ntohl(wc.imm_data) : 0, (unsigned int)wc.wc_flags, wc.src_qp);
+			if (wc.status == IBV_WC_SUCCESS && (wc.wc_flags & IBV_WC_WITH_IMM))
+				imm = ntohl(wc.imm_data);
+			else if (wc.status == IBV_WC_SUCCESS && (wc.wc_flags & IBV_WC_WITH_INV))
+				imm = wc.invalidated_rkey;
+			fprintf(out, " %" PRIu64 ":%d:%d:%u:%u:%u:%u", wc.wr_id, wc.status, wc.opcode, wc.byte_len, imm,
+				(unsigned int)wc.wc_flags, wc.src_qp);
 			if (--left == 0)
 				break;
 		} else {
@@ -388,6 +448,12 @@ static void do_wait(char **words)
 
 static void destroy_all(void)
 {
+	/* First of all: rxe waits long for a queue pair that a window is bound for. */
+	for (int i = 0; i < OBJECTS; i++) {
+		if (windows[i] != NULL)
+			ibv_dealloc_mw(windows[i]);
+		windows[i] = NULL;
+	}
 	for (int i = 0; i < OBJECTS; i++) {
 		struct queue_pair *pair = &pairs[i];
 
@@ -414,8 +480,9 @@ static const struct {
 	int words; /* with the name */
 	void (*run)(char **words);
 } commands[] = {
-	{"open", 2, do_open},   {"mr", 5, do_mr},     {"put", 4, do_put},   {"get", 4, do_get},    {"qp", 16, do_qp},
+	{"open", 3, do_open},   {"mr", 5, do_mr},     {"put", 4, do_put},   {"get", 4, do_get},    {"qp", 16, do_qp},
 	{"state", 2, do_state}, {"recv", 6, do_recv}, {"send", 13, do_send}, {"wait", 4, do_wait},
+	{"bind", 8, do_bind},
 };
 
 static void obey(char *line)

@@ -389,6 +389,14 @@ impl Qp {
         }
     }
 
+    /// An RC queue pair goes on as if it had completed `msn` messages of the peer's.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn start_msn(&mut self, msn: u32) {
+        if let Machines::Rc { responder, .. } = &mut self.machines {
+            responder.start_msn(msn);
+        }
+    }
+
     /// Carries out what an input led to.
     fn settle(&mut self, outcome: Outcome, host: &mut impl Host) {
         match outcome {

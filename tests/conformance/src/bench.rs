@@ -1,12 +1,12 @@
 //! What cases are written with: queue pairs of the DUT, packets to them, and what must come back.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ferroce_wire::{Opcode, Psn, Syndrome};
 
-use crate::dut::{Dut, Kind, Post, Region, Setup, Wc};
+use crate::dut::{Dut, Kind, Post, Region, Setup, Wc, Window};
 use crate::frame::{Heard, Packet};
 use crate::wire::Wire;
 
@@ -20,6 +20,8 @@ pub const REMOTE_READ: u32 = 4;
 pub const REMOTE_ATOMIC: u32 = 8;
 /// All four.
 pub const ALL: u32 = 15;
+/// `IBV_ACCESS_MW_BIND`.
+pub const MW_BIND: u32 = 16;
 
 /// `IBV_QPS_RTS`.
 pub const RTS: u32 = 3;
@@ -36,6 +38,8 @@ pub mod wr {
     pub const READ: u32 = 4;
     pub const CMP_SWAP: u32 = 5;
     pub const FETCH_ADD: u32 = 6;
+    pub const LOCAL_INV: u32 = 7;
+    pub const SEND_INV: u32 = 9;
 }
 
 /// Flags of send requests (`ibv_send_flags`).
@@ -68,6 +72,8 @@ pub const WC_RECV_WRITE_IMM: u32 = 129;
 pub const WC_GRH: u32 = 1;
 /// `IBV_WC_WITH_IMM`.
 pub const WC_WITH_IMM: u32 = 2;
+/// `IBV_WC_WITH_INV`.
+pub const WC_WITH_INV: u32 = 8;
 
 /// Why a case does not go on.
 #[derive(Debug, thiserror::Error)]
@@ -130,17 +136,22 @@ pub const SETUP: Setup = Setup {
     rd_atomic: 4,
     dest_rd_atomic: 4,
     qkey: 0x1111_1111,
+    v6: false,
 };
 
 impl Conn {
     /// A packet to the DUT with the next PSN and AckReq.
     pub fn request(&self, opcode: Opcode) -> Packet {
-        Packet::new(opcode, self.dut, self.psn).ack_req(true)
+        self.packet(opcode, self.psn).ack_req(true)
+    }
+
+    fn packet(&self, opcode: Opcode, psn: u32) -> Packet {
+        Packet { v6: self.setup.v6, ..Packet::new(opcode, self.dut, psn) }
     }
 
     /// A response to the DUT.
     pub fn response(&self, opcode: Opcode, psn: u32, syndrome: Syndrome, msn: u32) -> Packet {
-        Packet::new(opcode, self.dut, psn).aeth(syndrome, msn)
+        self.packet(opcode, psn).aeth(syndrome, msn)
     }
 
     /// An ACK to the DUT.
@@ -174,8 +185,8 @@ pub struct Bench {
     wire: Wire,
     /// The DUT's program.
     pub dut: Dut,
-    own: Ipv4Addr,
-    peer: Ipv4Addr,
+    own: [IpAddr; 2],
+    peer: [IpAddr; 2],
     /// Longest wait for what must come.
     pub patience: Duration,
     next_qpn: u32,
@@ -192,8 +203,8 @@ pub struct Bench {
 const SOURCE_PORT: u16 = 0xc123;
 
 impl Bench {
-    /// The tester is `own`, the DUT is `peer`.
-    pub fn new(wire: Wire, dut: Dut, own: Ipv4Addr, peer: Ipv4Addr, patience: Duration) -> Bench {
+    /// The tester is `own`, the DUT is `peer`: addresses of IPv4 and IPv6.
+    pub fn new(wire: Wire, dut: Dut, own: [IpAddr; 2], peer: [IpAddr; 2], patience: Duration) -> Bench {
         Bench {
             wire,
             dut,
@@ -218,20 +229,20 @@ impl Bench {
     }
 
     /// The tester's address.
-    pub fn own(&self) -> Ipv4Addr {
-        self.own
+    pub fn own(&self, v6: bool) -> IpAddr {
+        self.own[usize::from(v6)]
     }
 
     /// The DUT's address.
-    pub fn peer(&self) -> Ipv4Addr {
-        self.peer
+    pub fn peer(&self, v6: bool) -> IpAddr {
+        self.peer[usize::from(v6)]
     }
 
     /// Makes a connection.
     pub fn connect(&mut self, setup: Setup) -> Seen<Conn> {
         let (id, own) = (self.id(), self.next_qpn);
         self.next_qpn += 1;
-        let dut = self.dut.queue_pair(id, self.own, own, &setup)?;
+        let dut = self.dut.queue_pair(id, self.own(setup.v6), own, &setup)?;
         Ok(Conn { id, dut, own, setup, psn: setup.rq_psn, msn: 0 })
     }
 
@@ -252,9 +263,24 @@ impl Bench {
         Ok(self.dut.region(id, size, ALL, 1)?)
     }
 
+    /// A memory window of type 2 over part of a region, bound for the connection's queue pair.
+    pub fn window(&mut self, conn: &Conn, region: Region, offset: u64, len: u32, access: u32) -> Seen<Window> {
+        let id = self.id();
+        self.bind(conn, id, region, offset, len, access)
+    }
+
+    /// Binds window `id`, perhaps once more.
+    pub fn bind(&mut self, conn: &Conn, id: u32, region: Region, offset: u64, len: u32, access: u32) -> Seen<Window> {
+        const BINDING: u64 = 900;
+        let window = self.dut.bind(id, (conn.id, BINDING), region, offset, len, access)?;
+        self.expect_completions(conn, &[(BINDING, status::SUCCESS)])?;
+        Ok(window)
+    }
+
     /// Sends a packet.
     pub fn say(&mut self, packet: &Packet) -> Seen {
-        let datagram = packet.datagram(self.own, self.peer, SOURCE_PORT, self.identification);
+        let (own, peer) = (self.own(packet.v6), self.peer(packet.v6));
+        let datagram = packet.datagram(own, peer, SOURCE_PORT, self.identification);
         self.identification = self.identification.wrapping_add(1).max(1);
         self.wire.send(&datagram).map_err(|e| Stop::Trouble(anyhow::Error::new(e).context("cannot send a packet")))
     }
@@ -273,7 +299,7 @@ impl Bench {
                 continue;
             };
             match Heard::parse(&datagram) {
-                Some(Ok(heard)) if heard.dst != self.own => {}
+                Some(Ok(heard)) if heard.dst != self.own(conn.setup.v6) => {}
                 Some(Ok(heard)) if heard.headers.bth.dest_qp == conn.own => return Ok(Some(heard)),
                 Some(Ok(heard)) => self.waiting.push_back(heard),
                 Some(Err(what)) => return departs(format!("sent {what}")),

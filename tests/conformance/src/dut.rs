@@ -1,7 +1,7 @@
 //! The tester's end of the conversation with `dut.c`.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -62,6 +62,17 @@ pub struct Wc {
     pub src_qp: u32,
 }
 
+/// A memory window (type 2) of the DUT, bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Its number in the conversation.
+    pub id: u32,
+    /// Address of its first byte.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
 /// A queue pair to make.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
@@ -78,6 +89,8 @@ pub struct Setup {
     pub rd_atomic: u8,
     pub dest_rd_atomic: u8,
     pub qkey: u32,
+    /// Over IPv6.
+    pub v6: bool,
 }
 
 /// Service type.
@@ -99,7 +112,7 @@ pub struct Post {
     pub offset: i64,
     pub len: u32,
     pub remote: u64,
-    /// rkey, or the Q_Key of a datagram.
+    /// rkey (also one to invalidate), or the Q_Key of a datagram.
     pub key: u32,
     pub imm: u32,
     pub compare_add: u64,
@@ -107,8 +120,8 @@ pub struct Post {
 }
 
 impl Dut {
-    /// Connects, and opens the device that has the address `device`.
-    pub fn connect(control: SocketAddr, device: Ipv4Addr) -> Result<Dut> {
+    /// Connects, and opens the device that has these addresses, one of IPv4 and one of IPv6.
+    pub fn connect(control: SocketAddr, [v4, v6]: [IpAddr; 2]) -> Result<Dut> {
         // The program was told to listen, but it may be slow to start.
         let deadline = Instant::now() + ANSWER_LIMIT;
         let stream = loop {
@@ -124,7 +137,7 @@ impl Dut {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         let mut dut = Dut { reader: BufReader::new(stream), device: String::new() };
-        let words = dut.ask(&format!("open {device}"))?;
+        let words = dut.ask(&format!("open {v4} {v6}"))?;
         dut.device = words.split(' ').next().unwrap_or_default().to_owned();
         Ok(dut)
     }
@@ -173,7 +186,7 @@ impl Dut {
     }
 
     /// Makes a queue pair to the tester's `peer_qpn` and takes it to RTS; gives its number.
-    pub fn queue_pair(&mut self, id: u32, peer: Ipv4Addr, peer_qpn: u32, setup: &Setup) -> Result<u32> {
+    pub fn queue_pair(&mut self, id: u32, peer: IpAddr, peer_qpn: u32, setup: &Setup) -> Result<u32> {
         let kind = match setup.kind {
             Kind::Rc => "rc",
             Kind::Uc => "uc",
@@ -186,6 +199,22 @@ impl Dut {
              {rnr_retry} {rd_atomic} {dest_rd_atomic} {qkey}"
         ))?;
         words.parse().with_context(|| format!("odd answer {words:?}"))
+    }
+
+    /// Posts the binding of window `id` to part of a region, for a queue pair; its completion is still to come. A window that is not
+    /// there yet is made; one that is gets its next key.
+    pub fn bind(
+        &mut self,
+        id: u32,
+        (qp, wr_id): (u32, u64),
+        region: Region,
+        offset: u64,
+        len: u32,
+        access: u32,
+    ) -> Result<Window> {
+        let words = self.ask(&format!("bind {qp} {wr_id} {id} {} {offset} {len} {access}", region.id))?;
+        let rkey = words.parse().with_context(|| format!("odd answer {words:?}"))?;
+        Ok(Window { id, addr: region.addr + offset, rkey })
     }
 
     /// State of a queue pair, an `ibv_qp_state`.

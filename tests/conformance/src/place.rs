@@ -1,7 +1,7 @@
 //! Where the devices are: Ferroce behind a veth pair in a network namespace of its own, rxe in a guest behind a tap.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,10 +21,12 @@ use crate::dut::{self, Dut};
 use crate::report::{Results, judge};
 use crate::wire::Wire;
 
-/// The device's address.
-pub const DUT: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 2);
-/// The tester's address. No interface has it: the tester's packets are made by hand.
-pub const TESTER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 9);
+/// The device's addresses.
+pub const DUT: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 88, 0, 2)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 2))];
+/// The tester's addresses. No interface has them: the tester's packets are made by hand.
+pub const TESTER: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 88, 0, 9)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 9))];
 /// Ethernet address that the tester's packets seem to come from.
 const TESTER_MAC: &str = "02:00:00:88:00:09";
 /// Ferroce's Ethernet address; rxe's is that of the guest.
@@ -56,6 +58,7 @@ impl Install {
 /// What makes the network of Ferroce's place, in a fresh namespace. Packets must reach the tester as they are on a wire, so the
 /// kernel cuts what Ferroce sends in batches.
 fn ferroce_network() -> String {
+    let ([v4, v6], [tester_v4, tester_v6]) = (DUT, TESTER);
     format!(
         "set -e\n\
          ip link set lo up\n\
@@ -63,8 +66,10 @@ fn ferroce_network() -> String {
          ip link set dut0 gso_max_segs 1\n\
          ip link set wire0 up\n\
          ip link set dut0 up\n\
-         ip addr add {DUT}/24 dev dut0\n\
-         ip neigh add {TESTER} lladdr {TESTER_MAC} dev dut0 nud permanent\n\
+         ip addr add {v4}/24 dev dut0\n\
+         ip addr add {v6}/64 dev dut0 nodad\n\
+         ip neigh add {tester_v4} lladdr {TESTER_MAC} dev dut0 nud permanent\n\
+         ip neigh add {tester_v6} lladdr {TESTER_MAC} dev dut0 nud permanent\n\
          exec \"$0\" \"$@\""
     )
 }
@@ -102,9 +107,11 @@ pub fn rxe(program: &Path, names: &[&str], cache: &Path, install_packages: bool)
 fn in_guest(world: &mut World, program: &Path, names: &[&str]) -> Result<Results> {
     let place = PLACES.iter().find(|place| place.mtu == 9000).context("the interop bench has a place with MTU 9000")?;
     world.boot(place).map_err(|trouble| anyhow!("{trouble}"))?;
-    world
-        .guest_command(&format!("ip neigh add {TESTER} lladdr {TESTER_MAC} dev eth0 nud permanent"))
-        .map_err(|trouble| anyhow!("{trouble}"))?;
+    for tester in TESTER {
+        world
+            .guest_command(&format!("ip neigh add {tester} lladdr {TESTER_MAC} dev eth0 nud permanent"))
+            .map_err(|trouble| anyhow!("{trouble}"))?;
+    }
     let mut dut: End = world.on_kernel("dut", &[GUEST_PORT.to_string()], GUEST_LIMIT, "dut")?;
     dut.wait_listening(world.agent()?, GUEST_PORT, Duration::from_secs(60))?;
     let mut command = Command::new("nsenter");
@@ -134,7 +141,7 @@ pub fn play_ferroce(install: &Install, cases: &[Case]) -> Result<Results> {
 
 /// The tester at the tap of the guest.
 pub fn play_guest(tap: &str, cases: &[Case]) -> Result<Results> {
-    run(tap, GUEST_MAC, SocketAddr::from((DUT, GUEST_PORT)), GUEST_PATIENCE, cases)
+    run(tap, GUEST_MAC, SocketAddr::from((DUT[0], GUEST_PORT)), GUEST_PATIENCE, cases)
 }
 
 fn run(interface: &str, mac: &str, control: SocketAddr, patience: Duration, cases: &[Case]) -> Result<Results> {

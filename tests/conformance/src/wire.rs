@@ -1,4 +1,4 @@
-//! The tester's end of the DUT's interface: a packet socket, whole IPv4 datagrams in both directions.
+//! The tester's end of the DUT's interface: a packet socket, whole IP datagrams in both directions.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -25,7 +25,7 @@ impl Wire {
         if index == 0 {
             return Err(io::Error::last_os_error());
         }
-        let protocol = (libc::ETH_P_IP as u16).to_be();
+        let protocol = (libc::ETH_P_ALL as u16).to_be();
         // SAFETY: no pointers are passed.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, i32::from(protocol)) };
         if fd < 0 {
@@ -64,6 +64,9 @@ impl Wire {
     /// Sends a datagram.
     pub fn send(&self, datagram: &[u8]) -> io::Result<()> {
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        let is_v6 = datagram.first().is_some_and(|byte| byte >> 4 == 6);
+        let ethertype = if is_v6 { libc::ETH_P_IPV6 } else { libc::ETH_P_IP } as u16;
+        let to = libc::sockaddr_ll { sll_protocol: ethertype.to_be(), ..self.to };
         // SAFETY: both buffers live through the call and their lengths are given.
         let sent = unsafe {
             libc::sendto(
@@ -71,14 +74,14 @@ impl Wire {
                 datagram.as_ptr().cast(),
                 datagram.len(),
                 0,
-                (&raw const self.to).cast(),
+                (&raw const to).cast(),
                 length,
             )
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// The next datagram, or `None` if none comes until `deadline`.
+    /// The next datagram (of whatever protocol), or `None` if none comes until `deadline`.
     pub fn recv(&self, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
         let left = deadline.saturating_duration_since(Instant::now());
         // Rounded up, so that the last part of a millisecond is no busy loop.

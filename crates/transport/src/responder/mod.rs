@@ -163,6 +163,13 @@ impl Responder {
         (usize::from(attr.max_dest_rd_atomic) * DEPTH_TOLERANCE).max(DEPTH_MIN)
     }
 
+    /// As after `msn` messages: nobody waits for 2^24 of them.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn start_msn(&mut self, msn: u32) {
+        assert!(msn < 1 << 24, "it has 24 bits");
+        self.msn = msn;
+    }
+
     /// What holds between inputs, whatever comes.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn assert_invariants(&self, attr: &QpAttr) {

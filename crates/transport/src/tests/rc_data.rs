@@ -1,6 +1,6 @@
 //! RC over a good wire: what goes out, what arrives, what completes.
 
-use ferroce_wire::{Opcode as O, Syndrome};
+use ferroce_wire::{Bth, Headers, Opcode as O, Psn, Syndrome};
 use smallvec::smallvec;
 
 use super::{acquaint, ends, sent_by, wr};
@@ -478,4 +478,35 @@ fn a_window_with_little_room_lets_nothing_go_without_asking() {
     }
     pair.run();
     assert!(sent_by(&pair, Who::A).iter().all(|seen| seen.headers.bth.ack_req));
+}
+
+#[test]
+fn the_msn_wraps_at_24_bits() {
+    // IBA 9.7.7.1: modulo 2^24, in every kind of answer.
+    let mut pair = Pair::new(QpType::Rc);
+    pair.b.qp.start_msn(0xff_fffd);
+    pair.b.post_recvs(100, 2, 0, 100);
+    let ops: [(SendOp, u32); 6] = [
+        (SendOp::Send, 8),
+        (pair.write_op(5000), 3000),
+        (pair.read_op(0), 2000),
+        (pair.add_op(0, 1), 8),
+        (pair.read_op(0), 8),
+        (SendOp::Send, 0),
+    ];
+    for (id, (op, len)) in ops.into_iter().enumerate() {
+        pair.post(id as u64, op, 400_000, len);
+        pair.run();
+    }
+    assert_eq!(ends(&pair.a.host.sent), (0..6).map(|id| (id, OK)).collect::<Vec<_>>());
+    let msns = |pair: &Pair| sent_by(pair, Who::B).iter().filter_map(|seen| Some(seen.headers.aeth?.msn)).collect();
+    let all: Vec<u32> = msns(&pair);
+    // The first READ has two responses.
+    assert_eq!(all, [0xff_fffe, 0xff_ffff, 0, 0, 1, 2, 3]);
+    // What comes again is answered with the present MSN.
+    pair.seen.clear();
+    let first = Headers::new(Bth::new(O::RC_SEND_ONLY, 0, Psn::new(0x1000)));
+    pair.inject(Who::A, first, &[0; 8]);
+    pair.run();
+    assert_eq!(msns(&pair), [3]);
 }

@@ -4,7 +4,7 @@ use ferroce_wire::{Opcode, Syndrome};
 
 use super::{Case, case};
 use crate::bench::{
-    ALL, Bench, Conn, ERR, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, SETUP, Seen, Stop, pattern,
+    ALL, Bench, Conn, ERR, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, SETUP, Seen, Stop, pattern, status,
 };
 use crate::dut::{Region, Setup};
 use crate::frame::Packet;
@@ -149,6 +149,40 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
     case(
+        "WRITE with immediate, invalid R_Key",
+        "9.9.3 (class C), 9.4.3",
+        "WRITE ONLY with immediate with the R_Key's last byte changed, two receives posted",
+        "NAK remote access error; no byte is touched; the error is told by the completion of the receive that the immediate \
+         needed; the other is flushed",
+        |b| {
+            let (c, region) = (b.connect(SETUP)?, b.region(64, ALL)?);
+            for wr_id in [8, 9] {
+                b.recv(&c, wr_id, region, 0)?;
+            }
+            let write = c.request(Opcode::RC_WRITE_ONLY_IMM).imm(1).reth(region.addr, region.rkey ^ 0x5a, 8);
+            b.say(&write.payload(&pattern(8)))?;
+            b.expect_nak(&c, c.psn, Syndrome::NAK_REMOTE_ACCESS)?;
+            b.expect_state(&c, ERR)?;
+            b.expect_completions(&c, &[(8, status::REM_ACCESS), (9, status::FLUSHED)])?;
+            b.expect_bytes(region, 0, &[0; 8])
+        },
+    ),
+    case(
+        "WRITE with immediate, invalid R_Key in the first of two packets",
+        "9.9.3 (class C), 9.4.3",
+        "WRITE FIRST with the R_Key's last byte changed, a receive posted",
+        "NAK remote access error; no receive is needed yet: it is flushed",
+        |b| {
+            let (c, region) = (b.connect(SETUP)?, b.region(4096, ALL)?);
+            b.recv(&c, 8, region, 0)?;
+            let write = c.request(Opcode::RC_WRITE_FIRST).reth(region.addr, region.rkey ^ 0x5a, 1028);
+            b.say(&write.payload(&pattern(1024)))?;
+            b.expect_nak(&c, c.psn, Syndrome::NAK_REMOTE_ACCESS)?;
+            b.expect_state(&c, ERR)?;
+            b.expect_completions(&c, &[(8, status::FLUSHED)]).map(drop)
+        },
+    ),
+    case(
         "What is behind a fatal NAK",
         "9.9.3, 10.3.1",
         "a WRITE with an invalid R_Key, then good WRITEs; a receive is posted",
@@ -162,7 +196,7 @@ pub(super) const CASES: &[Case] = &[
             let next = crate::bench::add(c.psn, 1);
             b.say(&request(&c, Operation::Write, region.addr, region.rkey, 8).psn(next))?;
             b.say(&request(&c, Operation::Write, region.addr, region.rkey, 8))?;
-            b.expect_completions(&c, &[(9, crate::bench::status::FLUSHED)])?;
+            b.expect_completions(&c, &[(9, status::FLUSHED)])?;
             b.expect_bytes(region, 0, &[0; 8])?;
             let answers = b.drain(&c)?;
             crate::bench::must(answers.is_empty(), || format!("answered {}", answers[0]))

@@ -1,5 +1,7 @@
 //! UD and UC.
 
+use std::net::IpAddr;
+
 use ferroce_wire::Opcode;
 
 use super::{Case, case};
@@ -7,10 +9,10 @@ use crate::bench::{ALL, Bench, Conn, RTS, SETUP, Seen, WC_GRH, add, must, patter
 use crate::dut::{Kind, Post, Region, Setup};
 use crate::frame::Packet;
 
-const UD: Setup = Setup { kind: Kind::Ud, ..SETUP };
+pub(super) const UD: Setup = Setup { kind: Kind::Ud, ..SETUP };
 const UC: Setup = Setup { kind: Kind::Uc, ..SETUP };
 /// Bytes of the area for the IP header.
-const GRH: usize = 40;
+pub(super) const GRH: usize = 40;
 
 pub(super) const CASES: &[Case] = &[
     case(
@@ -25,8 +27,8 @@ pub(super) const CASES: &[Case] = &[
             let good = wc[0].byte_len == 60 && wc[0].flags & WC_GRH != 0 && wc[0].src_qp == c.own;
             must(good, || format!("completes as {:?}", wc[0]))?;
             let area = b.dut.get(region, 20, 20)?;
-            let (src, dst) = (b.own().octets(), b.peer().octets());
-            let header = area[0] == 0x45 && area[9] == 17 && area[12..16] == src && area[16..20] == dst;
+            let octets = [b.own(false), b.peer(false)].map(octets).concat();
+            let header = area[0] == 0x45 && area[9] == 17 && area[12..] == octets;
             must(header, || format!("the area holds {area:02x?}"))?;
             b.expect_bytes(region, GRH as i64, &pattern(20))
         },
@@ -244,8 +246,8 @@ fn ud(b: &mut Bench, receives: &[u32]) -> Seen<(Conn, Region)> {
     Ok((c, region))
 }
 
-fn datagram(c: &Conn) -> Packet {
-    Packet::new(Opcode::UD_SEND_ONLY, c.dut, 7).deth(UD.qkey, c.own)
+pub(super) fn datagram(c: &Conn) -> Packet {
+    c.request(Opcode::UD_SEND_ONLY).ack_req(false).psn(7).deth(UD.qkey, c.own)
 }
 
 /// A good datagram takes the first receive.
@@ -270,4 +272,12 @@ fn uc_packet(c: &Conn, opcode: Opcode, n: u32, payload: &[u8]) -> Packet {
 
 fn uc_send(c: &Conn, n: u32, payload: &[u8]) -> Packet {
     uc_packet(c, Opcode::UC_SEND_ONLY, n, payload)
+}
+
+/// The bytes of an address as they stand in a header.
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
 }

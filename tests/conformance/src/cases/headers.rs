@@ -37,7 +37,7 @@ pub(super) const CASES: &[Case] = &[
             let packet = write(&c, region.addr, region.rkey);
             // The ICRC of other bytes: found by the difference of two good ones.
             let sum = |packet: &Packet| {
-                let datagram = packet.datagram(b.own(), b.peer(), 0xc123, 1);
+                let datagram = packet.datagram(b.own(false), b.peer(false), 0xc123, 1);
                 u32::from_le_bytes(datagram[datagram.len() - 4..].try_into().expect("four bytes"))
             };
             let mut other = packet.clone().payload(b"evil");
@@ -90,7 +90,7 @@ pub(super) const CASES: &[Case] = &[
         SILENT,
         |b| {
             dropped(b, |mut packet| {
-                packet.source = Some(Ipv4Addr::new(10, 88, 0, 77));
+                packet.source = Some(Ipv4Addr::new(10, 88, 0, 77).into());
                 packet
             })
         },
@@ -180,7 +180,7 @@ pub(super) const CASES: &[Case] = &[
             let bth = heard.headers.bth;
             let good =
                 bth.tver == 0 && bth.pkey == 0xffff && bth.resv6 == 0 && bth.resv7 == 0 && !bth.fecn && !bth.becn;
-            crate::bench::must(good && heard.pad == [0; 3] && heard.src == b.peer(), || {
+            crate::bench::must(good && heard.pad == [0; 3] && heard.src == b.peer(false), || {
                 format!("sent {heard}, pad {:?}", heard.pad)
             })?;
             b.say(&c.ack(c.sq(0), 1))?;

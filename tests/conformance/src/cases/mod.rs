@@ -6,6 +6,7 @@ mod atomics;
 mod datagram;
 mod duplicates;
 mod headers;
+mod ipv6;
 mod order;
 mod reads;
 mod ready;
@@ -13,6 +14,7 @@ mod requester;
 mod responder;
 mod retry;
 mod shape;
+mod windows;
 
 use crate::bench::{Bench, Seen};
 
@@ -64,6 +66,8 @@ pub fn cases() -> Vec<Case> {
         requester::CASES,
         retry::CASES,
         datagram::CASES,
+        windows::CASES,
+        ipv6::CASES,
     ]
     .concat()
 }

@@ -421,7 +421,7 @@ pub(super) const CASES: &[Case] = &[
             let mut damaged = nak.clone();
             damaged.icrc_flip = 0x100;
             let mut foreign = nak.clone();
-            foreign.source = Some(std::net::Ipv4Addr::new(10, 88, 0, 77));
+            foreign.source = Some(std::net::Ipv4Addr::new(10, 88, 0, 77).into());
             b.say(&damaged)?;
             b.say(&foreign)?;
             b.say(&nak.clone().bth(|bth| bth.pkey = 0x8001))?;
