@@ -10,7 +10,7 @@ use ferroce_transport::{
 use smallvec::SmallVec;
 
 use crate::clock;
-use crate::counters::Tally;
+use crate::counters::Counters;
 use crate::lane::LANE_SHIFT;
 use crate::queue_pair::QueuePair;
 use crate::windows::{RESPONSES, WindowId, Windows};
@@ -19,7 +19,7 @@ use crate::windows::{RESPONSES, WindowId, Windows};
 pub(crate) struct QpHost<'a> {
     pub(crate) qp: &'a QueuePair,
     pub(crate) keys: &'a KeyTable,
-    pub(crate) tally: Tally<'a>,
+    pub(crate) counters: &'a mut Counters,
     pub(crate) windows: &'a mut Windows,
     /// Completion queues whose moderation period began.
     pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
@@ -131,11 +131,11 @@ impl Host for QpHost<'_> {
     }
 
     fn drop_packet(&mut self, reason: Drop) {
-        self.tally.drop_packet(reason);
+        self.counters.drop_packet(reason);
     }
 
     fn count(&mut self, what: Count, n: u32) {
-        self.tally.count(what, n);
+        self.counters.count(what, n);
     }
 
     fn window(&mut self, window: Window) -> u32 {

@@ -76,9 +76,10 @@ impl Lane {
         })
     }
 
-    /// What the queue pairs of each device counted, those that are gone included; by the device's number.
+    /// What the queue pairs of each device counted, those that are gone included; by the device's number. In one go, so that the
+    /// sums never shrink: about a tenth of a microsecond for each queue pair.
     pub fn device_counters(&self) -> Vec<(u32, Counters)> {
-        self.locked(|state| state.device_counters().to_vec())
+        self.locked(|state| state.device_counters())
     }
 
     /// Packets that reached no queue pair.

@@ -12,7 +12,7 @@ use ferroce_wire::Headers;
 use smallvec::SmallVec;
 
 use crate::clock;
-use crate::counters::{CounterSnapshot, Counters, Strays, Tally};
+use crate::counters::{CounterSnapshot, Counters, Strays};
 use crate::host::QpHost;
 use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
 use crate::packets;
@@ -66,8 +66,6 @@ pub(crate) struct Entry {
     pub(crate) qp: Arc<QueuePair>,
     pub(crate) machine: Qp,
     pub(crate) counters: Counters,
-    /// Place in `devices`.
-    device: usize,
     /// Congestion window towards the peer's lane (RC).
     requests: Option<WindowId>,
     /// Is in `active`.
@@ -97,8 +95,8 @@ struct Machines {
     lazy: Vec<u16>,
     /// When they became so.
     lazy_since: Nanos,
-    /// What the queue pairs of each device counted, those that are gone included; by the device's number.
-    devices: Vec<(u32, Counters)>,
+    /// What queue pairs that are gone counted, by the number of their device.
+    gone: Vec<(u32, Counters)>,
     strays: Strays,
 }
 
@@ -171,7 +169,7 @@ impl LaneState {
                 moderated: Vec::new(),
                 lazy: Vec::new(),
                 lazy_since: 0,
-                devices: Vec::new(),
+                gone: Vec::new(),
                 strays: Strays::default(),
             },
             sent: Vec::new(),
@@ -195,9 +193,13 @@ impl LaneState {
         self.machines.slots.take()
     }
 
-    /// What the queue pairs of each device counted, by the device's number.
-    pub(crate) fn device_counters(&self) -> &[(u32, Counters)] {
-        &self.machines.devices
+    /// What the queue pairs of each device counted, those that are gone included; by the device's number.
+    pub(crate) fn device_counters(&self) -> Vec<(u32, Counters)> {
+        let mut devices = self.machines.gone.clone();
+        for entry in self.entries(0) {
+            add_to(&mut devices, entry.qp.init.device, &entry.counters);
+        }
+        devices
     }
 
     pub(crate) fn strays(&self) -> Strays {
@@ -206,7 +208,7 @@ impl LaneState {
 
     pub(crate) fn counters(&self) -> CounterSnapshot {
         let mut sum = Counters::default();
-        self.machines.devices.iter().for_each(|(_, counters)| sum.add(counters));
+        self.device_counters().iter().for_each(|(_, counters)| sum.add(counters));
         sum.snapshot().into_iter().chain(self.machines.strays.snapshot()).collect()
     }
 
@@ -235,7 +237,6 @@ impl LaneState {
         let slot = usize::from(qp.slot);
         let machine = Qp::new(qp.init.transport);
         let entry = Entry {
-            device: self.machines.device(qp.init.device),
             qp,
             machine,
             counters: Counters::default(),
@@ -255,7 +256,9 @@ impl LaneState {
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         let moved = self.modify(shared, now, qp, &reset, QpAttrMask::STATE);
         assert!(moved.is_ok(), "every state may go to RESET");
-        self.machines.table[usize::from(qp.slot)] = None;
+        if let Some(entry) = self.machines.table[usize::from(qp.slot)].take() {
+            add_to(&mut self.machines.gone, qp.init.device, &entry.counters);
+        }
         self.machines.slots.give_back(qp.slot);
     }
 
@@ -398,8 +401,8 @@ impl LaneState {
     }
 
     fn send(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: Train) {
-        self.machines.tally(slot).sent(train.packets, train.len);
-        let entry = self.machines.table[usize::from(slot)].as_deref().expect("a train has its queue pair");
+        let entry = self.machines.table[usize::from(slot)].as_deref_mut().expect("a train has its queue pair");
+        entry.counters.sent(train.packets, train.len);
         let qpn = entry.qp.qpn;
         let path: Arc<PathAddr> = match (&train.path, &entry.machine.attr().path) {
             (Some(path), _) | (None, Some(path)) => Arc::clone(path),
@@ -453,20 +456,15 @@ impl LaneState {
     }
 }
 
+/// Adds counters to those of a device.
+fn add_to(devices: &mut Vec<(u32, Counters)>, device: u32, counters: &Counters) {
+    match devices.iter_mut().find(|(known, _)| *known == device) {
+        Some((_, sum)) => sum.add(counters),
+        None => devices.push((device, counters.clone())),
+    }
+}
+
 impl Machines {
-    /// The place of a device's counters; made when its first queue pair is.
-    fn device(&mut self, number: u32) -> usize {
-        self.devices.iter().position(|(known, _)| *known == number).unwrap_or_else(|| {
-            self.devices.push((number, Counters::default()));
-            self.devices.len() - 1
-        })
-    }
-
-    fn tally(&mut self, slot: u16) -> Tally<'_> {
-        let entry = self.table[usize::from(slot)].as_deref_mut().expect("a train has its queue pair");
-        Tally { qp: &mut entry.counters, device: &mut self.devices[entry.device].1 }
-    }
-
     /// Runs `f` on a queue pair's machine and settles what it changed: state, timers, windows.
     fn with<R>(&mut self, shared: &LaneShared, slot: u16, f: impl FnOnce(&mut Qp, &mut QpHost<'_>) -> R) -> Option<R> {
         let entry = self.table.get_mut(usize::from(slot))?.as_deref_mut()?;
@@ -474,7 +472,7 @@ impl Machines {
         let mut host = QpHost {
             qp: &qp,
             keys: &shared.keys,
-            tally: Tally { qp: &mut entry.counters, device: &mut self.devices[entry.device].1 },
+            counters: &mut entry.counters,
             windows: &mut self.windows,
             moderated: &mut self.moderated,
             requests: entry.requests,
@@ -551,7 +549,7 @@ impl Machines {
         }
         let slot = (dest & (SLOTS_PER_LANE - 1)) as u16;
         let received = self.with(shared, slot, |machine, host| {
-            host.tally.received(packet.payload.len(), packet.net.tclass);
+            host.counters.received(packet.payload.len(), packet.net.tclass);
             machine.handle_packet(now, packet, host);
             host.received
         });
