@@ -33,9 +33,9 @@ pub struct Established {
     pub param: ConnectionParam,
     /// The peer's queue pair.
     pub remote_qpn: u32,
-    /// First PSN that we sent.
+    /// First PSN that the peer sent, as we wanted it.
     pub psn: u32,
-    /// First PSN that the peer sent.
+    /// First PSN that we sent, as the peer wanted it.
     pub remote_psn: u32,
     /// Transaction id of the REQ.
     pub tid: u64,

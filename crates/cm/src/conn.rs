@@ -32,6 +32,7 @@ pub(crate) struct Remote {
     pub comm_id: u32,
     pub ca_guid: u64,
     pub qpn: u32,
+    /// Where it wants us to begin to send.
     pub psn: u32,
 }
 
@@ -52,6 +53,7 @@ pub(crate) struct Conn {
     pub dreq_tid: u64,
     /// Our end; its resources and depth as they were agreed. Its `qpn` is 0 before accept.
     pub param: ConnectionParam,
+    /// Where we want the peer to begin to send.
     pub psn: u32,
     pub remote: Option<Remote>,
     /// How long the peer may take to answer.
@@ -104,8 +106,9 @@ impl Conn {
         Some(QpParameters {
             qpn: self.param.qpn,
             dest_qpn: remote.qpn,
-            rq_psn: remote.psn,
-            sq_psn: self.psn,
+            // The starting PSN of a REQ or REP is where its receiver begins to send (IBA 12.7, "Starting PSN"), as kernels have it.
+            rq_psn: self.psn,
+            sq_psn: remote.psn,
             path: self.path,
             max_dest_rd_atomic: self.param.responder_resources,
             max_rd_atomic: self.param.initiator_depth,

@@ -223,8 +223,10 @@ impl Replay {
         let active = self.cm.state(self.id.unwrap()) == Ok(State::RepRcvd);
         let (qpn, dest_qpn) = if active { (req.local_qpn, rep.local_qpn) } else { (rep.local_qpn, req.local_qpn) };
         assert_eq!((parameters.qpn, parameters.dest_qpn), (qpn, dest_qpn), "{}", self.name);
+        // Each end begins to send where the other one's message says: in the recordings the first SEND of the active end has the PSN of
+        // the REP. (The PSN to receive is of our own choice.)
         let psn = if active { rep.starting_psn } else { req.starting_psn };
-        assert_eq!(parameters.rq_psn, psn, "{}", self.name);
+        assert_eq!(parameters.sq_psn, psn, "{}", self.name);
         assert_eq!((parameters.path.mtu, parameters.path.ack_timeout), (3, 17), "{}", self.name);
         let reads = (parameters.max_dest_rd_atomic, parameters.max_rd_atomic);
         assert_eq!(reads, (req.responder_resources, req.initiator_depth), "{}: symmetric in all recordings", self.name);
