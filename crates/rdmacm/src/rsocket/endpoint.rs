@@ -5,8 +5,8 @@ use std::ptr;
 
 use ferroce_abi::consts::wr;
 use ferroce_abi::{
-    ibv_comp_channel, ibv_cq, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_operands, ibv_sge, ibv_wc,
-    ibv_wr_rdma,
+    ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_operands,
+    ibv_sge, ibv_wc, ibv_wr_rdma,
 };
 use ferroce_rsocket::{
     ConnData, IOMAP_LEN, Iomap, Limits, Phase, Post, QUEUE_MAX, QUEUE_MIN, Sge, Source, Span, Stream,
@@ -57,6 +57,12 @@ impl Endpoint {
     pub(super) fn new(id: &IdObject, sizes: &Sizes) -> Call<Endpoint> {
         // SAFETY: fields that are the library's during calls about the id.
         let (context, pd) = unsafe { ((*id.as_ptr()).verbs, (*id.as_ptr()).pd) };
+        // SAFETY: integers, for which zero is a value.
+        let mut device: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context; the place is ours.
+        check(unsafe { verbs::ibv_query_device(context, &raw mut device) })?;
+        let most = u16::try_from(device.max_qp_wr.min(device.max_cqe / 2)).unwrap_or(QUEUE_MAX);
+        let queue = |wanted: u16| wanted.min(most).clamp(QUEUE_MIN, QUEUE_MAX);
         let (send_queue, receive_queue) = (queue(sizes.send_queue), queue(sizes.receive_queue));
         // SAFETY: an open context.
         let channel = unsafe { verbs::ibv_create_comp_channel(context) };
@@ -417,10 +423,6 @@ fn destroy(id: &IdObject, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
         verbs::ibv_destroy_cq(cq);
         verbs::ibv_destroy_comp_channel(channel);
     }
-}
-
-fn queue(wanted: u16) -> u16 {
-    wanted.clamp(QUEUE_MIN, QUEUE_MAX)
 }
 
 fn nonblocking(channel: *mut ibv_comp_channel) -> Call<()> {
