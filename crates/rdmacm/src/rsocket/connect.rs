@@ -134,7 +134,7 @@ rdma! {
             stream.shutdown(half);
         }
         endpoint.post_controls();
-        inner.wake_all();
+        inner.wake_others();
         Ok(0)
     }
 
@@ -398,7 +398,7 @@ pub(super) fn close(socket: &Arc<Socket>) {
     }
     let mut inner = socket.inner();
     let state = std::mem::replace(&mut inner.state, State::Closed);
-    inner.wake_all();
+    inner.wake_others();
     inner.mappings.clear();
     if let State::Connected(endpoint) = &state
         && endpoint.phase().is_some()

@@ -51,7 +51,7 @@ impl<T> Lock<T> {
 }
 
 /// A number of the calling thread, which no other living one has.
-fn this_thread() -> usize {
+pub(super) fn this_thread() -> usize {
     thread_local! {
         static PLACE: u8 = const { 0 };
     }

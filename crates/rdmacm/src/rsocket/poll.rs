@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ferroce_rsocket::Phase;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd, timeval};
 
-use super::wait::{Patience, Seat, calm, own_waker, sleep};
+use super::wait::{Patience, Seat, Waker, own_waker, sleep};
 use super::{Inner, Socket, State, config, lookup};
 use crate::entry::{Call, Refusal, rdma};
 
@@ -96,14 +96,14 @@ impl<'a> Round<'a> {
         }
         if !self.plain.is_empty() {
             sleep(&mut self.plain, Some(Duration::ZERO))?;
-            count += self.take_plain(0);
+            count += self.take_plain();
         }
         Ok(count)
     }
 
-    /// What the kernel said of the others, which start at `from` of the list it was asked with.
-    fn take_plain(&mut self, from: usize) -> usize {
-        let said = self.plain[from..].iter().zip(&self.plain_at);
+    /// What the kernel said of the others: how many have something to tell.
+    fn take_plain(&mut self) -> usize {
+        let said = self.plain.iter().zip(&self.plain_at);
         said.filter(|(said, at)| {
             self.fds[**at].revents = said.revents;
             said.revents != 0
@@ -136,7 +136,7 @@ impl<'a> Round<'a> {
         result
     }
 
-    fn sleep_until(&mut self, patience: Patience, waker: &super::wait::Waker) -> Call<usize> {
+    fn sleep_until(&mut self, patience: Patience, waker: &Waker) -> Call<usize> {
         let watch = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         loop {
             let count = self.look(false, true)?;
@@ -157,7 +157,7 @@ impl<'a> Round<'a> {
                 Err(refusal) => return Err(refusal),
             }
             if list[0].revents != 0 {
-                calm(waker);
+                waker.calm();
             }
             for (socket, polled) in self.sockets.iter().flatten().zip(list[1..own].chunks_exact(2)) {
                 // The channel's descriptor stays readable until its events are taken.

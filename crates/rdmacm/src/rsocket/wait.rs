@@ -10,12 +10,16 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::lock::this_thread;
 use super::{Inner, Socket, State, config, connect};
 use crate::entry::{Call, Refusal};
 use crate::event::handlers_restart;
 
 /// A sleeping thread's eventfd.
-pub(super) struct Waker(OwnedFd);
+pub(super) struct Waker {
+    fd: OwnedFd,
+    thread: usize,
+}
 
 impl Waker {
     fn new() -> Call<Waker> {
@@ -25,20 +29,23 @@ impl Waker {
             return Err(Refusal::last());
         }
         // SAFETY: just made, and nobody else's.
-        Ok(Waker(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Waker { fd, thread: this_thread() })
     }
 
     pub(super) fn fd(&self) -> c_int {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 
+    /// Its thread looks again.
     fn wake(&self) {
         let one: u64 = 1;
         // SAFETY: writes eight bytes of ours to an eventfd.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
     }
 
-    fn calm(&self) {
+    /// Its thread is awake.
+    pub(super) fn calm(&self) {
         let mut count: u64 = 0;
         // SAFETY: reads eight bytes into a place of ours from an eventfd that does not block.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) };
@@ -68,9 +75,10 @@ pub(super) fn own_waker() -> Call<Arc<Waker>> {
 }
 
 impl Inner {
-    /// Something happened: everybody who sleeps here looks again.
-    pub(super) fn wake_all(&self) {
-        for waker in &self.waiters {
+    /// Something happened: everybody else who sleeps here looks again. (This thread is awake.)
+    pub(super) fn wake_others(&self) {
+        let own = this_thread();
+        for waker in self.waiters.iter().filter(|waker| waker.thread != own) {
             waker.wake();
         }
     }
@@ -82,7 +90,7 @@ impl Inner {
             moved |= connect::take_events(self, socket);
         }
         if moved {
-            self.wake_all();
+            self.wake_others();
         }
     }
 
@@ -98,11 +106,12 @@ impl Inner {
         self.connection().map(|endpoint| endpoint.fd())
     }
 
-    /// The descriptor was readable.
+    /// The descriptor was readable. Others who rely on it arm it anew.
     pub(super) fn disarm(&mut self) {
         if let Some(endpoint) = self.connection() {
             endpoint.disarm();
         }
+        self.wake_others();
     }
 }
 
@@ -220,9 +229,4 @@ pub(super) fn sleep(polled: &mut [libc::pollfd], longest: Option<Duration>) -> C
     // SAFETY: descriptors in a place of ours; a time of ours, or none.
     let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, longest, ptr::null()) };
     usize::try_from(ready).map_err(|_| Refusal::last())
-}
-
-/// The thread has slept on `waker`.
-pub(super) fn calm(waker: &Waker) {
-    waker.calm();
 }
