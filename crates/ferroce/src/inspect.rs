@@ -1,6 +1,6 @@
 //! What this process tells who asks (`ferroce res`, `ferroce stat`): its thread that follows the interfaces answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -59,18 +59,14 @@ fn snapshot(card: &Card, objects: &Objects) -> Snapshot {
         }
         for (number, entry) in &listed.cqs {
             // What is being destroyed at this moment is not there any more.
-            entry
-                .queue
-                .upgrade()
-                .into_iter()
-                .for_each(|queue| snapshot.cqs.push(cq_row(*number, entry, &queue, &names)));
+            if let Some(queue) = entry.queue.upgrade() {
+                snapshot.cqs.push(cq_row(*number, entry, &queue, &names));
+            }
         }
         for (number, entry) in &listed.srqs {
-            entry
-                .queue
-                .upgrade()
-                .into_iter()
-                .for_each(|queue| snapshot.srqs.push(srq_row(*number, entry, &queue, &names)));
+            if let Some(queue) = entry.queue.upgrade() {
+                snapshot.srqs.push(srq_row(*number, entry, &queue, &names));
+            }
         }
     });
     queue_pairs(card, &names, &mut snapshot.qps);
@@ -79,9 +75,14 @@ fn snapshot(card: &Card, objects: &Objects) -> Snapshot {
             EntryKind::Region => "MR",
             EntryKind::Window => "MW",
         };
-        let access = access_names(entry.access);
-        let (pdn, len, iova) = (entry.pd, entry.len, entry.iova);
-        snapshot.mrs.push(MrRow { kind: kind.into(), key, pdn, len, iova, access });
+        snapshot.mrs.push_with(|| MrRow {
+            kind: kind.into(),
+            key,
+            pdn: entry.pd,
+            len: entry.len,
+            iova: entry.iova,
+            access: access_names(entry.access),
+        });
     }
     snapshot
 }
@@ -90,14 +91,15 @@ fn snapshot(card: &Card, objects: &Objects) -> Snapshot {
 struct Names {
     /// Devices by interface index.
     devices: BTreeMap<u32, String>,
-    cqs: Vec<(u32, Weak<Cq>)>,
+    /// Numbers of completion queues by their address.
+    cqs: HashMap<*const Cq, u32>,
 }
 
 impl Names {
     fn of(objects: &Objects) -> Names {
         objects.look(|listed| Names {
             devices: listed.devices.iter().map(|(ifindex, device)| (*ifindex, device.name().to_owned())).collect(),
-            cqs: listed.cqs.iter().map(|(number, entry)| (*number, Weak::clone(&entry.queue))).collect(),
+            cqs: listed.cqs.iter().map(|(number, entry)| (entry.queue.as_ptr(), *number)).collect(),
         })
     }
 
@@ -106,7 +108,7 @@ impl Names {
     }
 
     fn of_cq(&self, queue: &Weak<Cq>) -> Option<u32> {
-        self.cqs.iter().find(|(_, known)| known.ptr_eq(queue)).map(|(number, _)| *number)
+        self.cqs.get(&queue.as_ptr()).copied()
     }
 }
 
@@ -150,7 +152,7 @@ fn queue_pairs(card: &Card, names: &Names, rows: &mut Listed<QpRow>) {
         let mut first = Some(0);
         while let Some(at) = first {
             let page = lane.queue_pairs(at);
-            page.views.iter().for_each(|view| rows.push(qp_row(view, names)));
+            page.views.iter().for_each(|view| rows.push_with(|| qp_row(view, names)));
             first = page.next;
         }
     }

@@ -483,6 +483,8 @@ static void killed(void)
 	CHECK(child >= 0);
 	if (!child) {
 		struct sockaddr_in at;
+		// Else it would wait for itself if the parent failed.
+		CHECK(close(ends[1]) == 0);
 		CHECK(read(ends[0], &at, sizeof at) == sizeof at);
 		int fd = rsocket(AF_INET, SOCK_STREAM, 0);
 		CHECK(rconnect(fd, (struct sockaddr *)&at, sizeof at) == 0 && rsend(fd, "hello", 5, 0) == 5);

@@ -35,12 +35,17 @@ impl<T> Default for Listed<T> {
 }
 
 impl<T> Listed<T> {
-    /// Adds a row; one too many is only counted.
-    pub fn push(&mut self, row: T) {
+    /// Adds a row; one too many is only counted, and not made.
+    pub fn push_with(&mut self, row: impl FnOnce() -> T) {
         self.total += 1;
         if self.rows.len() < ROWS_MAX {
-            self.rows.push(row);
+            self.rows.push(row());
         }
+    }
+
+    /// Adds a row; one too many is only counted.
+    pub fn push(&mut self, row: T) {
+        self.push_with(|| row);
     }
 
     /// Rows that are not in the list.
