@@ -2,7 +2,7 @@
 
 use ferroce_wire::Opcode;
 
-use super::responder::{read_back, read_responses};
+use super::responder::{acked, read_back, read_responses};
 use super::{Case, case};
 use crate::bench::{ALL, Bench, Conn, SETUP, Seen, add, must, pattern};
 use crate::dut::{Region, Setup};
@@ -19,6 +19,38 @@ pub(super) const CASES: &[Case] = &[
             read_responses(b, &c, SETUP.rq_psn, &pattern(2053), c.msn, 0).map(drop)
         },
     ),
+    case(
+        "Duplicate READ of no bytes",
+        "9.7.5.1.3 (C9-105)",
+        "a READ of 100 bytes, one of none from another address, a WRITE; then the READ of no bytes again",
+        "its empty response comes again, with the same PSN",
+        |b| {
+            let (mut c, region) = read(b, 100)?;
+            let nothing = c.request(Opcode::RC_READ_REQUEST).reth(region.addr + 50, region.rkey, 0);
+            let psn = c.psn;
+            b.say(&nothing)?;
+            read_back(b, &mut c, &[], 0)?;
+            b.say(&c.request(Opcode::RC_WRITE_ONLY).reth(region.addr, region.rkey, 4).payload(b"next"))?;
+            acked(b, &mut c)?;
+            b.say(&nothing)?;
+            read_responses(b, &c, psn, &[], c.msn, 0).map(drop)
+        },
+    )
+    .remark("a requester whose empty response was lost gives up"),
+    case(
+        "Duplicate READ behind a WRITE of no bytes",
+        "9.7.5.1.3 (C9-105)",
+        "a READ of 100 bytes, a WRITE of none; then the READ again",
+        "executed again: its response comes again, with the same PSN",
+        |b| {
+            let (mut c, region) = read(b, 100)?;
+            b.say(&c.request(Opcode::RC_WRITE_ONLY).reth(0, 0, 0))?;
+            acked(b, &mut c)?;
+            b.say(&again(&c, region, 0, 100))?;
+            read_responses(b, &c, SETUP.rq_psn, &pattern(100), c.msn, 0).map(drop)
+        },
+    )
+    .remark("it looks at the length of the latest request"),
     case(
         "Re-read after loss, from the middle",
         "9.7.5.1.3, 9.4.4",
