@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::dist;
-use crate::process::{installed, print, run, say, show};
+use crate::process::{installed, print, run, show};
 
 /// How long a server may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(crate) fn demo(root: &Path) -> Result<()> {
         }
     }
     title("That was Ferroce. Now a program of yours");
-    say(format_args!("{} run -- ibv_devinfo -v", ferroce.display()));
+    println!("{} run -- ibv_devinfo -v", ferroce.display());
     Ok(())
 }
 

@@ -33,6 +33,7 @@ use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
 
 use crate::abi::{PS_TCP, QPT_RC};
 use crate::channel::ChannelObject;
@@ -71,6 +72,8 @@ struct Inner {
     /// Threads that sleep until something happens here.
     waiters: Vec<Arc<Waker>>,
     mappings: Mappings,
+    /// When events of the connection manager were taken last.
+    events_at: Instant,
 }
 
 /// How far a socket has come. Ordered: connections come after what makes them.
@@ -164,6 +167,7 @@ impl Socket {
                 error: 0,
                 waiters: Vec::new(),
                 mappings: Mappings::default(),
+                events_at: Instant::now(),
             }),
         })
     }

@@ -15,6 +15,9 @@ use super::{Inner, Socket, State, config, connect};
 use crate::entry::{Call, Refusal};
 use crate::event::handlers_restart;
 
+/// How long events of the connection manager may stay unread while a socket is looked at.
+const EVENTS_UNREAD: Duration = Duration::from_millis(10);
+
 /// A sleeping thread's eventfd.
 pub(super) struct Waker {
     fd: OwnedFd,
@@ -83,10 +86,13 @@ impl Inner {
         }
     }
 
-    /// Takes what has come for a connection. What has come from the connection manager is taken too if `events`; that costs a system call.
+    /// Takes what has come for a connection. What has come from the connection manager is taken too if `events`; that costs a system
+    /// call. It is taken now and then in any case: a program whose other sockets always have something to tell never waits here.
     pub(super) fn advance(&mut self, socket: &Socket, events: bool) {
         let mut moved = self.connection().is_some_and(|endpoint| endpoint.progress());
-        if events || !matches!(self.state, State::Connected(_) | State::Idle) {
+        let is_making = !matches!(self.state, State::Connected(_) | State::Idle);
+        if events || is_making || self.events_at.elapsed() >= EVENTS_UNREAD {
+            self.events_at = Instant::now();
             moved |= connect::take_events(self, socket);
         }
         if moved {
