@@ -10,13 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(condition)                                                                                           \
-	do {                                                                                                       \
-		if (!(condition)) {                                                                                \
-			printf("line %d: %s is false (%s)\n", __LINE__, #condition, strerror(errno));              \
-			exit(1);                                                                                   \
-		}                                                                                                  \
-	} while (0)
+#include "check.h"
 
 static const char PORT[] = "7471";
 

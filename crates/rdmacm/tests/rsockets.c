@@ -22,13 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                                           \
-	do {                                                                                                       \
-		if (!(condition)) {                                                                                \
-			printf("line %d: %s is false (%s)\n", __LINE__, #condition, strerror(errno));              \
-			exit(1);                                                                                   \
-		}                                                                                                  \
-	} while (0)
+#include "check.h"
 #define FAILS(call, error) CHECK((errno = 0, (call) == -1) && errno == (error))
 
 static struct sockaddr_in address(int port)

@@ -73,20 +73,13 @@ fn send(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call
     let mut data = unsafe { Gather::new(pieces, total) };
     let mut longest = TRANSFER_MIN;
     while data.left() > 0 {
-        let mut write = |inner: &mut Inner| {
+        let write = |inner: &mut Inner| {
             if let Some(refusal) = send_error(inner) {
                 return Err(refusal);
             }
             Ok(inner.connection().and_then(|endpoint| endpoint.write(&mut data, longest)))
         };
-        // Mostly there is room; only else what has come is looked at.
-        let at_once = write(&mut socket.inner());
-        let sent = match at_once {
-            Ok(None) => socket.until(patience, &mut write),
-            Ok(Some(len)) => Ok(len),
-            Err(refusal) => Err(refusal),
-        };
-        match sent {
+        match socket.at_once_or_until(patience, write) {
             Ok(_) => longest = (longest * 2).min(TRANSFER_MAX),
             Err(_) if data.left() < total => break,
             Err(refusal) => return Err(refusal),
@@ -108,14 +101,7 @@ fn receive(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> C
     let is_peek = flags & libc::MSG_PEEK != 0;
     let mut done = 0;
     while done < total {
-        let take = |inner: &mut Inner| take(inner, pieces, done, is_peek);
-        let at_once = take(&mut socket.inner());
-        let taken = match at_once {
-            Ok(None) => socket.until(patience, take),
-            Ok(Some(len)) => Ok(len),
-            Err(refusal) => Err(refusal),
-        };
-        match taken {
+        match socket.at_once_or_until(patience, |inner| take(inner, pieces, done, is_peek)) {
             Ok(0) => break,
             Ok(len) => done += len,
             Err(_) if done > 0 => break,

@@ -165,6 +165,19 @@ impl Patience {
 }
 
 impl Socket {
+    /// As [`Socket::until`], but `test` is asked first as things are: mostly that is enough, and only else what has come is looked at.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn at_once_or_until<T>(
+        &self,
+        patience: Patience,
+        mut test: impl FnMut(&mut Inner) -> Call<Option<T>>,
+    ) -> Call<T> {
+        let at_once = test(&mut self.inner())?;
+        at_once.map_or_else(|| self.until(patience, test), Ok)
+    }
+
     /// Waits until `test` gives something. It is asked under the lock, after what has come was taken.
     ///
     /// # Errors
