@@ -924,6 +924,7 @@ static void private_symbols(void)
 
 int main(void)
 {
+	struct ibv_device own = { .name = "own" };
 	struct ibv_device **list, **again;
 	struct ibv_context *context;
 	struct ibv_comp_channel *channel;
@@ -945,6 +946,7 @@ int main(void)
 	TRUE(list[count] == NULL);
 	TRUE(list[0] == again[0]);
 	ibv_free_device_list(again);
+	TRUE(ibv_get_device_name(&own) == own.name);
 	TRUE(strlen(ibv_get_device_name(list[0])) > 0 && ibv_get_device_guid(list[0]) && ibv_get_device_index(list[0]) >= 0);
 	context = ibv_open_device(list[0]);
 	if (!context) {
