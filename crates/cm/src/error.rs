@@ -46,8 +46,8 @@ pub enum CmError {
     /// Another id has the same address and port.
     #[error("{0} is in use by another id of the port space")]
     AddressInUse(SocketAddr),
-    /// Another id has the port at any address, or the other way round.
-    #[error("{0} collides with the address of another id of the port space: one of them is the wildcard")]
+    /// Another id has the port at every address, or this one wants it there.
+    #[error("{0} collides with another id of the port space: one of the two, or both, is bound to every address")]
     AddressNotAvailable(SocketAddr),
     /// All ports from 32768 to 60999 are taken.
     #[error("no port is free in the port space")]

@@ -110,10 +110,11 @@ fn collision(mine: &Binding, other: &Binding, addr: SocketAddr) -> Option<CmErro
     let apart = mine.ip.is_ipv4() != other.ip.is_ipv4() && v6_only(mine) && v6_only(other);
     if shared || apart {
         None
+    } else if mine.ip.is_unspecified() || other.ip.is_unspecified() {
+        // Also when both are: the kernel looks at wildcards first.
+        Some(CmError::AddressNotAvailable(addr))
     } else if mine.ip == other.ip {
         Some(CmError::AddressInUse(addr))
-    } else if mine.ip.is_unspecified() || other.ip.is_unspecified() {
-        Some(CmError::AddressNotAvailable(addr))
     } else {
         None
     }
@@ -160,6 +161,7 @@ mod tests {
         ports.0.release(TCP, 7, CmId(1));
         ports.0.release(TCP, 7, CmId(2));
         assert_eq!(ports.bind(3, "0.0.0.0:7", PLAIN), Ok(7));
+        assert!(matches!(ports.bind(5, "0.0.0.0:7", PLAIN), Err(CmError::AddressNotAvailable(_))));
         ports.0.release(TCP, 7, CmId(3));
         ports.0.release(udp, 7, CmId(4));
         assert!(ports.0.is_empty());
