@@ -10,8 +10,8 @@ use program_tests::net::{Namespace, join};
 use program_tests::{interrupt, net};
 use serde_json::Value;
 
-use crate::demo::free_port;
 use crate::dist;
+use crate::pair::free_port;
 use crate::process::{installed, print, say, show};
 
 /// Message sizes, in bytes.

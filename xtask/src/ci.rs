@@ -11,17 +11,28 @@ use crate::{checks, dist, interop, programs};
 
 /// Tests counted from the closing lines of `cargo test` and of the program matrix.
 #[derive(Default)]
-struct Tally {
-    passed: u64,
-    failed: u64,
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
 }
 
 impl Tally {
     /// Adds a line such as `test result: ok. 21 passed; 0 failed; ...` or `30 passed, 0 failed`.
-    fn look(&mut self, line: &str) {
+    pub(crate) fn look(&mut self, line: &str) {
         let Some((passed, failed)) = counts(line) else { return };
         self.passed += passed;
         self.failed += failed;
+    }
+
+    /// Adds one test, and says how it ended.
+    pub(crate) fn count(&mut self, name: &str, result: Result<()>) {
+        match result {
+            Ok(()) => self.passed += 1,
+            Err(error) => {
+                self.failed += 1;
+                say(format_args!("{name}: FAILED: {error:#}"));
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Build, test and release tasks: `cargo xtask --help`.
 
 mod bench;
+mod bindings;
 mod checks;
 mod ci;
 mod conformance;
@@ -8,6 +9,7 @@ mod demo;
 mod dist;
 mod dylib;
 mod interop;
+mod pair;
 mod process;
 mod programs;
 
@@ -42,6 +44,8 @@ enum Task {
     Demo,
     /// Build, and measure the table of README: Ferroce and TCP on loopback and on a veth pair (as root).
     Bench(bench::BenchArgs),
+    /// Build, and run the test suites and examples of the crates `ibverbs` and `sideway` (needs cmake and libclang).
+    Bindings,
     /// Build, and run stock programs in all places (as root; long). Arguments choose lines.
     Matrix {
         /// What `program-tests run` takes: parts of lines' names, --rounds N, --fail-fast, --trixie (Debian 13's perftest too) ...
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::ci(&root),
         Task::Build => dist::build(&root).map(|_| ()),
         Task::Demo => demo::demo(&root),
+        Task::Bindings => bindings::bindings(&root),
         Task::Bench(args) => bench::bench(&root, &args),
         Task::Conformance { arguments } => conformance::conformance(&root, &arguments),
         Task::Interop { arguments } => interop::interop(&root, &arguments),
