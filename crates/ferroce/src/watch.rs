@@ -3,16 +3,21 @@
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use ferroce_core::sync::Mutex;
 use ferroce_core::{AsyncEvent, PortEvent};
 use ferroce_service::devices::{DeviceInfo, DeviceWatch};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::context::Context;
 use crate::device::{self, GidEntry};
 use crate::error::Result;
 use crate::inspect::Inspection;
+
+/// How long the thread rests when it cannot wait for news.
+const UNABLE: Duration = Duration::from_millis(500);
 
 /// Contexts of this process that want to know. A forked child starts with a list of its own.
 #[derive(Debug, Default)]
@@ -53,8 +58,14 @@ impl Watch {
             let fd = changes.fd();
             let mut fds = vec![PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
             fds.extend(inspection.map(|inspection| PollFd::new(inspection.fd(), PollFlags::POLLIN)));
-            // EINTR is as good as a change: nothing was.
-            let _ = poll(&mut fds, PollTimeout::NONE);
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                // For instance when the program took away its right to open descriptors: looked at now and then all the same.
+                Err(error) => {
+                    log::debug!("cannot wait for changes of the interfaces: {error}");
+                    std::thread::sleep(UNABLE);
+                }
+            }
             if let Some(inspection) = inspection.filter(|_| fds[1].any() == Some(true)) {
                 inspection.answer();
             }

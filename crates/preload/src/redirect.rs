@@ -76,9 +76,29 @@ fn is_ours(path: &[u8]) -> bool {
     if !path.starts_with(b"/sys/c") && !path.starts_with(b"/dev/i") {
         return false;
     }
-    PREFIXES
-        .iter()
-        .any(|prefix| path.strip_prefix(*prefix).is_some_and(|rest| rest.first().is_none_or(|&next| next == b'/')))
+    PREFIXES.iter().any(|prefix| {
+        path.strip_prefix(*prefix)
+            .is_some_and(|rest| rest.first().is_none_or(|&next| next == b'/') && stays_below(rest))
+    })
+}
+
+/// No `..` leads out of the folder again.
+fn stays_below(rest: &[u8]) -> bool {
+    let mut depth = 0u32;
+    rest.split(|&byte| byte == b'/').all(|name| match name {
+        b"" | b"." => true,
+        b".." => match depth.checked_sub(1) {
+            Some(less) => {
+                depth = less;
+                true
+            }
+            None => false,
+        },
+        _ => {
+            depth += 1;
+            true
+        }
+    })
 }
 
 /// What the program calls a path of the folder: without the folder. Shortens the string in place.

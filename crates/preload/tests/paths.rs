@@ -78,6 +78,17 @@ fn stock_programs_see_it() {
 }
 
 #[test]
+fn a_path_that_leads_out_again_is_not_ours() {
+    let tree = tree();
+    fs::create_dir_all(tree.path().join("sys/class/net")).expect("can make a folder");
+    fs::write(tree.path().join("sys/class/net/secret"), "").expect("can write");
+    for path in ["/sys/class/infiniband/../net/secret", "/sys/class/infiniband/soft0/../../net/secret"] {
+        assert!(!run(tree.path(), "cat", &[path]).status.success(), "{path}");
+    }
+    says(tree.path(), "cat", &["/sys/class/infiniband/soft0/ports/../node_type"], "1: CA\n");
+}
+
+#[test]
 fn without_a_folder_nothing_changes() {
     let output =
         Command::new("cat").arg("/proc/self/comm").env("LD_PRELOAD", library()).env_remove("FERROCE_SYSFS").output();

@@ -245,6 +245,10 @@ impl Stream {
     /// # Errors
     /// The peer does not keep to the protocol; the connection is broken.
     pub fn received(&mut self, imm: u32) -> Result<(), Violation> {
+        if self.phase == Phase::Broken {
+            // What comes after a violation is not believed.
+            return Ok(());
+        }
         let result = match Message::decode(imm) {
             Message::Data(len) => self.receive.data(len),
             Message::Credits(limit) => {
@@ -415,12 +419,12 @@ impl Stream {
     pub fn sent(&mut self, id: u64, success: bool) {
         match id & !u64::from(u32::MAX) {
             kind::DATA => {
-                self.in_flight -= 1;
+                self.in_flight = one_less(self.in_flight);
                 self.ring.give_back(id as u32);
             }
-            kind::CONTROL => self.control_in_flight -= 1,
+            kind::CONTROL => self.control_in_flight = one_less(self.control_in_flight),
             kind::DISCONNECT => {
-                self.control_in_flight -= 1;
+                self.control_in_flight = one_less(self.control_in_flight);
                 self.over();
             }
             other => panic!("{other:#x} is no work request of a stream"),
@@ -450,4 +454,9 @@ impl Stream {
             self.ending = Some(Control::Shutdown);
         }
     }
+}
+
+/// Of work requests in flight, when one is completed.
+fn one_less(in_flight: u16) -> u16 {
+    in_flight.checked_sub(1).expect("a completion belongs to a work request that was posted")
 }

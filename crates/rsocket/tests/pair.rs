@@ -383,6 +383,17 @@ fn a_failed_send_breaks_the_stream_and_gives_its_room_back() {
 }
 
 #[test]
+fn after_a_violation_nothing_more_is_readable() {
+    let size = limits(16, 16, 4096, 4096, 0);
+    let mut a = End::new(size, false, &size, false);
+    a.stream.received(100).expect("data that was granted");
+    a.stream.received(5000).expect_err("more than was granted");
+    assert_eq!((a.stream.phase(), a.stream.unread()), (Phase::Broken, 100));
+    a.stream.received(100).expect("not looked at");
+    assert_eq!(a.stream.unread(), 100);
+}
+
+#[test]
 fn both_ends_closing_their_direction_at_once_still_deliver() {
     let size = limits(16, 16, 4096, 4096, 0);
     let mut a = End::new(size, false, &size, false);

@@ -114,7 +114,7 @@ impl SourceFile<'_> {
     }
 
     /// A SAFETY comment on the line itself, or above it with nothing but comments, attributes and the start of the
-    /// same statement in between.
+    /// same statement in between. What another `unsafe` of the statement has for itself is not for this one.
     fn has_proof(&self, line: usize) -> bool {
         let own = self.lines[line - 1];
         if let (Some(comment), Some(code)) = (own.find("SAFETY:"), own.find("unsafe"))
@@ -128,7 +128,11 @@ impl SourceFile<'_> {
                 if above.contains("SAFETY:") {
                     return true;
                 }
-            } else if above.is_empty() || above.ends_with([';', '{', '}']) {
+                continue;
+            }
+            let code = above.split("//").next().unwrap_or_default().trim_end();
+            let is_block = code.contains("unsafe {");
+            if code.is_empty() || code.ends_with([';', '{', '}']) || is_block {
                 return false;
             }
         }

@@ -184,6 +184,19 @@ fn a_proof_of_an_earlier_statement_is_no_proof() {
 }
 
 #[test]
+fn a_proof_of_another_arm_or_before_a_comment_is_no_proof() {
+    let f = Fixture::new();
+    let arms = "fn f() {\n    match x {\n        // SAFETY: nothing is done.\n        1 => unsafe { () },\n        _ => unsafe { () },\n    }\n}\n";
+    f.write("crates/core/src/mem.rs", arms);
+    assert_at(&f.only(), "crates/core/src/mem.rs", 5, "SAFETY");
+    f.write(
+        "crates/core/src/mem.rs",
+        "fn f() {\n    // SAFETY: nothing is done.\n    g(); // Done.\n    unsafe {}\n}\n",
+    );
+    assert_at(&f.only(), "crates/core/src/mem.rs", 4, "SAFETY");
+}
+
+#[test]
 fn a_proof_may_stand_above_the_statement_or_on_the_line() {
     let f = Fixture::new();
     f.write(
