@@ -310,28 +310,11 @@ impl LaneState {
         if turn.relay {
             self.receive_relayed(shared, now);
         }
-        let mut received = 0;
-        if turn.link {
-            received = self.receive_rings(shared, now, turn.lazy);
-            // Who sleeps on the link's sockets must have read it.
-            if self.rings.as_ref().is_none_or(Rings::is_empty)
-                || turn.relay && received == 0
-                || self.link_watch.is_due(now)
-            {
-                received += self.receive(shared, now, turn.lazy);
-            }
-            // Before a timer runs out, whatever came before is read: the answer may be waiting behind others. (`now` is older than
-            // what is read.) A poster, who reads nothing, leaves the timers to others.
-            if self.machines.timers.is_due(now) {
-                let mut more = usize::MAX;
-                for _ in 0..RECEIVES_BEFORE_TIMERS {
-                    if more == 0 {
-                        break;
-                    }
-                    more = self.receive_rings(shared, now, turn.lazy) + self.receive(shared, now, turn.lazy);
-                }
-                self.machines.run_timers(shared, now);
-            }
+        let received = if turn.link { self.receive_due(shared, now, turn) } else { 0 };
+        // A poster, who reads nothing, leaves the timers to others.
+        if turn.link && self.machines.timers.is_due(now) {
+            self.drain(shared, now, turn.lazy);
+            self.machines.run_timers(shared, now);
         }
         for slot in bells {
             self.machines.answer_bell(shared, now, *slot);
@@ -348,6 +331,25 @@ impl LaneState {
             self.flush(shared, now);
         }
         received > 0
+    }
+
+    /// Takes what the rings have, and what the link has if it is its turn; gives the number of datagrams.
+    fn receive_due(&mut self, shared: &LaneShared, now: Nanos, turn: Turn) -> usize {
+        let received = self.receive_rings(shared, now, turn.lazy);
+        // Who sleeps on the link's sockets must have read it.
+        let is_due = self.rings.as_ref().is_none_or(Rings::is_empty)
+            || turn.relay && received == 0
+            || self.link_watch.is_due(now);
+        if is_due { received + self.receive(shared, now, turn.lazy) } else { received }
+    }
+
+    /// Before a timer runs out, whatever came before is read: the answer may be waiting behind others. (`now` is older than what is read.)
+    fn drain(&mut self, shared: &LaneShared, now: Nanos, lazy: bool) {
+        for _ in 0..RECEIVES_BEFORE_TIMERS {
+            if self.receive_rings(shared, now, lazy) + self.receive(shared, now, lazy) == 0 {
+                break;
+            }
+        }
     }
 
     /// Takes packets from the link; gives the number of datagrams.

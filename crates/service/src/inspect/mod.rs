@@ -57,7 +57,7 @@ impl Inspector {
         self.listener.as_fd()
     }
 
-    /// Answers one who asks, if there is one. Takes a second at most, however slowly the answer is read.
+    /// Answers one who asks, if there is one. Sending takes a second at most, however slowly the answer is read.
     pub fn answer(&self, snapshot: impl FnOnce() -> Snapshot) -> io::Result<()> {
         let asker = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
             Ok(asker) => asker,
