@@ -95,6 +95,7 @@ mod tests {
                 program: "ib_write_bw".into(),
                 age_s: 3,
                 lanes: vec![1, 2],
+                groups: 0,
                 listeners: 1,
             }],
             sockets: 4,

@@ -15,8 +15,8 @@ pub const HW_VER: u32 = 1;
 pub const MAX_MR_SIZE: u64 = u64::MAX;
 /// Bit n: a page size of 2^n bytes is supported. Regions are byte ranges, so every size from 4 KiB is.
 pub const PAGE_SIZE_CAP: u64 = 0xffff_ffff_ffff_f000;
-/// Queue pairs of a context: a lane has 16,384 numbers, of which two are never given out.
-pub const MAX_QP: u32 = 16_382;
+/// Queue pairs of a context: a lane has 16,384 numbers, of which three are never given out.
+pub const MAX_QP: u32 = 16_381;
 /// Outstanding requests of one send or receive queue.
 pub const MAX_QP_WR: u32 = 16_384;
 /// Scatter/gather elements of one request.
@@ -37,6 +37,10 @@ pub const MAX_PD: u32 = 65_536;
 pub const MAX_QP_RD_ATOM: u32 = ferroce_transport::MAX_RD_ATOMIC as u32;
 /// READs and atomics that the card can serve at once as responder.
 pub const MAX_RES_RD_ATOM: u32 = MAX_QP * MAX_QP_RD_ATOM;
+/// Multicast groups of a process: what the kernel lets a socket join unless it is told otherwise (`net.ipv4.igmp_max_memberships`).
+pub const MAX_MCAST_GRP: u32 = 20;
+/// Queue pairs of a process in one multicast group: each packet is copied so many times.
+pub const MAX_MCAST_QP_ATTACH: u32 = 64;
 /// Address handles of a context.
 pub const MAX_AH: u32 = 65_536;
 /// Shared receive queues of a context.
@@ -167,9 +171,9 @@ pub const DEVICE_ATTR: DeviceAttr = DeviceAttr {
     max_mw: MAX_MR,
     max_raw_ipv6_qp: 0,
     max_raw_ethy_qp: 0,
-    max_mcast_grp: 0,
-    max_mcast_qp_attach: 0,
-    max_total_mcast_qp_attach: 0,
+    max_mcast_grp: MAX_MCAST_GRP,
+    max_mcast_qp_attach: MAX_MCAST_QP_ATTACH,
+    max_total_mcast_qp_attach: MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH,
     max_ah: MAX_AH,
     max_fmr: 0,
     max_map_per_fmr: 0,

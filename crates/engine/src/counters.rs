@@ -159,6 +159,10 @@ pub struct Strays {
     pub(crate) foreign_lane: u64,
     /// From the relay, and no packets.
     pub(crate) bad_relayed: u64,
+    /// To a multicast group, but no datagrams for the multicast queue pair number.
+    pub(crate) bad_multicast: u64,
+    /// To a multicast group that no queue pair is attached to on that interface.
+    pub(crate) no_member: u64,
 }
 
 impl Strays {
@@ -168,6 +172,8 @@ impl Strays {
             ("drop_no_queue_pair", self.no_queue_pair),
             ("foreign_lane", self.foreign_lane),
             ("drop_bad_relayed", self.bad_relayed),
+            ("drop_bad_multicast", self.bad_multicast),
+            ("drop_no_multicast_member", self.no_member),
         ]
     }
 }

@@ -16,6 +16,7 @@ use parking_lot::MutexGuard;
 use crate::clock;
 use crate::counters::CounterSnapshot;
 use crate::gate::Gate;
+use crate::groups::Group;
 use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
 use crate::relay::Relay;
@@ -167,6 +168,14 @@ impl Lane {
             state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
             state.modify(&self.shared, clock::now(), qp, attr, mask)
         })
+    }
+
+    pub(crate) fn attach(&self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
+        self.locked(|state| state.attach(qp, group))
+    }
+
+    pub(crate) fn detach(&self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
+        self.locked(|state| state.detach(qp, group))
     }
 
     /// Sees to it that there is a ring to a lane, and waits a moment for the peer to take it. False: packets go over the link.

@@ -62,5 +62,6 @@ pub fn net_header(path: &PathAddr, headers: &Headers, payload: usize) -> NetHead
         tclass: path.tclass,
         hop_limit: path.hop_limit,
         udp_len: (headers.len() + payload + pad + 4) as u16,
+        ifindex: 0,
     }
 }

@@ -8,6 +8,7 @@ use ferroce_core::{AsyncQueue, CoreError, Cq, RecvQueue, Srq};
 use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr};
 use parking_lot::Mutex;
 
+use crate::groups::Group;
 use crate::lane::{LANE_SHIFT, Lane};
 
 /// Sizes of a queue pair, as granted.
@@ -269,6 +270,23 @@ impl QueuePair {
     /// EINVAL: it is destroyed.
     pub fn query(&self) -> Result<QpAttr, CoreError> {
         self.lane.query(self)
+    }
+
+    /// Gives it a copy of every datagram to the group that the lane's link receives. Whether the host joined the group is the caller's
+    /// affair. A second time changes nothing.
+    ///
+    /// # Errors
+    /// ENOMEM: the group has too many queue pairs here. EINVAL: it is destroyed.
+    pub fn attach(&self, group: Group) -> Result<(), CoreError> {
+        self.lane.attach(self, group)
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// EINVAL: it is destroyed.
+    pub fn detach(&self, group: Group) -> Result<(), CoreError> {
+        self.lane.detach(self, group)
     }
 
     /// Takes the queue pair off its lane. When it returns, no thread touches its memory or queues any more.

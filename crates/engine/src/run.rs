@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 use ferroce_core::{AsyncQueue, CoreError, Cq};
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window};
-use ferroce_wire::Headers;
+use ferroce_wire::{Headers, MULTICAST_QPN, Opcode};
 use smallvec::SmallVec;
 
 use crate::clock;
 use crate::counters::{CounterSnapshot, Counters, Strays};
+use crate::groups::{Group, Groups};
 use crate::host::QpHost;
 use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
 use crate::packets;
@@ -89,6 +90,7 @@ struct Machines {
     active: VecDeque<u16>,
     relay: Option<Box<dyn Relay>>,
     relay_buffer: Vec<u8>,
+    groups: Groups,
     /// Completion queues that hold an event back until their moderation period ends.
     moderated: Vec<Arc<Cq>>,
     /// Queue pairs that owe an ACK to a peer whose message the program was just given.
@@ -159,13 +161,14 @@ impl LaneState {
             rings,
             machines: Machines {
                 table,
-                // Slots 0 and 1 would be QP 0 and 1 of lane 0: never given to programs.
-                slots: Slots::new(2, SLOTS_PER_LANE as u16, seed),
+                // Slots 0 and 1 would be QP 0 and 1 of lane 0, the last one of the last lane that of multicast: never given to programs.
+                slots: Slots::new(2, SLOTS_PER_LANE as u16 - 1, seed),
                 timers: Timers::default(),
                 windows: Windows::new(),
                 active: VecDeque::new(),
                 relay,
                 relay_buffer: Vec::new(),
+                groups: Groups::default(),
                 moderated: Vec::new(),
                 lazy: Vec::new(),
                 lazy_since: 0,
@@ -259,6 +262,7 @@ impl LaneState {
         if let Some(entry) = self.machines.table[usize::from(qp.slot)].take() {
             add_to(&mut self.machines.gone, qp.init.device, &entry.counters);
         }
+        self.machines.groups.forget(qp.slot);
         self.machines.slots.give_back(qp.slot);
     }
 
@@ -272,6 +276,18 @@ impl LaneState {
 
     pub(crate) fn query(&self, qp: &QueuePair) -> Result<QpAttr, CoreError> {
         Ok(self.entry(qp)?.machine.query())
+    }
+
+    /// Gives the queue pair a copy of every datagram to the group.
+    pub(crate) fn attach(&mut self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
+        self.entry(qp)?;
+        self.machines.groups.attach(group, qp.slot)
+    }
+
+    pub(crate) fn detach(&mut self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
+        self.entry(qp)?;
+        self.machines.groups.detach(group, qp.slot);
+        Ok(())
     }
 
     pub(crate) fn modify(
@@ -540,6 +556,9 @@ impl Machines {
 
     /// Gives a packet to its queue pair. With `lazy` a queue pair whose message completed a receive is not polled for its ACK at once.
     fn receive(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>, lazy: bool) {
+        if packet.net.dst.is_multicast() {
+            return self.receive_multicast(shared, now, packet, lazy);
+        }
         let dest = packet.headers.bth.dest_qp;
         if dest >> LANE_SHIFT != u32::from(shared.number) {
             self.strays.foreign_lane += 1;
@@ -549,7 +568,26 @@ impl Machines {
             }
             return;
         }
-        let slot = (dest & (SLOTS_PER_LANE - 1)) as u16;
+        self.give(shared, now, (dest & (SLOTS_PER_LANE - 1)) as u16, packet, lazy);
+    }
+
+    /// Gives a packet to the queue pairs that are attached to its group, of which the sender may be one (IBA 10.5.2.3). Every lane of
+    /// the host that joined gets it from the system: none of it goes to the relay.
+    fn receive_multicast(&mut self, shared: &LaneShared, now: Nanos, packet: &Packet<'_>, lazy: bool) {
+        let bth = &packet.headers.bth;
+        if bth.dest_qp != MULTICAST_QPN || !matches!(bth.opcode, Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM) {
+            self.strays.bad_multicast += 1;
+            return;
+        }
+        let members = self.groups.members(packet.net.dst, packet.net.ifindex);
+        self.strays.no_member += u64::from(members.is_empty());
+        for slot in members {
+            self.give(shared, now, slot, packet, lazy);
+        }
+    }
+
+    /// Gives a packet to the queue pair of a slot.
+    fn give(&mut self, shared: &LaneShared, now: Nanos, slot: u16, packet: &Packet<'_>, lazy: bool) {
         let received = self.with(shared, slot, |machine, host| {
             host.counters.received(packet.payload.len(), packet.net.tclass);
             machine.handle_packet(now, packet, host);

@@ -37,7 +37,15 @@ impl Link for TestLink {
     fn flush(&mut self, _failed: &mut dyn FnMut(u64, SendError)) {}
 
     fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
-        let net = NetHeader { src: address(2), dst: address(1), src_port: 1, tclass: 0, hop_limit: 64, udp_len: 0 };
+        let net = NetHeader {
+            src: address(2),
+            dst: address(1),
+            src_port: 1,
+            tclass: 0,
+            hop_limit: 64,
+            udp_len: 0,
+            ifindex: 0,
+        };
         let mut wire = self.0.lock();
         let taken = budget.min(wire.arriving.len());
         for headers in wire.arriving.drain(..taken) {

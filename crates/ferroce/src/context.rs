@@ -17,6 +17,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fork::{self, Generation};
+use crate::groups::Groups;
 use crate::inspect::Inspection;
 use crate::link;
 use crate::objects::{self, Objects};
@@ -49,6 +50,7 @@ pub(crate) struct ProcessCard {
     /// Keeps the lease; its end gives the lane back.
     client: Client,
     neighbours: Option<Arc<Neighbours>>,
+    groups: Arc<Groups>,
     objects: Arc<Objects>,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
@@ -61,6 +63,7 @@ pub struct Context {
     card: Arc<Card>,
     /// Lanes of other processes at the same address; None: packets to them go over UDP like all others.
     neighbours: Option<Arc<Neighbours>>,
+    groups: Arc<Groups>,
     events: Arc<AsyncQueue>,
     objects: Arc<Objects>,
     /// Lists it among the objects.
@@ -70,13 +73,14 @@ pub struct Context {
 
 impl Context {
     pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
-        let Parts { card, watch, neighbours, objects } = process_card()?;
+        let Parts { card, watch, neighbours, groups, objects } = process_card()?;
         let context = Arc::new(Context {
             _entry: objects.add_context(&device),
             objects,
             device,
             card,
             neighbours,
+            groups,
             events: Arc::new(AsyncQueue::new()?),
             generation: Generation::current(),
         });
@@ -104,6 +108,10 @@ impl Context {
 
     pub(crate) fn objects(&self) -> &Arc<Objects> {
         &self.objects
+    }
+
+    pub(crate) fn groups(&self) -> &Arc<Groups> {
+        &self.groups
     }
 
     pub(crate) fn events(&self) -> &Arc<AsyncQueue> {
@@ -349,6 +357,7 @@ struct Parts {
     card: Arc<Card>,
     watch: Arc<Watch>,
     neighbours: Option<Arc<Neighbours>>,
+    groups: Arc<Groups>,
     objects: Arc<Objects>,
 }
 
@@ -358,6 +367,7 @@ impl ProcessCard {
             card: Arc::clone(&self.card),
             watch: Arc::clone(&self.watch),
             neighbours: self.neighbours.clone(),
+            groups: Arc::clone(&self.groups),
             objects: Arc::clone(&self.objects),
         }
     }
@@ -388,7 +398,8 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let neighbours = wake_fd.map(|_| Arc::new(Neighbours { client: client.clone(), silent_since: Mutex::new(None) }));
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
     fork::close_in_child(not_for_children.into_iter().chain(wake_fd).chain(inspector_fd));
-    Ok(ProcessCard { generation, card, watch, neighbours, objects, client, _leases: vec![lease] })
+    let groups = Arc::new(Groups::new(client.clone()));
+    Ok(ProcessCard { generation, card, watch, neighbours, groups, objects, client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

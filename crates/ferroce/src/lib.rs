@@ -10,6 +10,7 @@ mod cq;
 mod device;
 mod error;
 mod fork;
+mod groups;
 mod inspect;
 mod library;
 mod link;

@@ -268,7 +268,7 @@ impl AhAttr {
         let path = PathAddr {
             src,
             dst,
-            ifindex: if is_link_local(&dst) { ifindex } else { 0 },
+            ifindex: if is_link_local(&dst) || dst.is_multicast() { ifindex } else { 0 },
             tclass: self.traffic_class,
             hop_limit: if self.hop_limit == 0 { 64 } else { self.hop_limit },
             flow_label: self.flow_label,

@@ -1,11 +1,13 @@
 //! Queue pairs.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_core::sync::Mutex;
 use ferroce_core::{EventSource, RecvQueue, limits};
-use ferroce_engine::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
+use ferroce_engine::{Group, QueueCaps, QueuePair, QueuePairInit, RecvSource};
 use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendWr};
 
 use crate::cq::Cq;
@@ -51,6 +53,8 @@ pub struct Qp {
     pair: Arc<QueuePair>,
     /// Address vector as given, for queries.
     ah: Mutex<AhAttr>,
+    /// Multicast groups that it is attached to.
+    groups: Mutex<BTreeSet<IpAddr>>,
     destroyed: AtomicBool,
 }
 
@@ -96,6 +100,7 @@ impl Qp {
             srq: create.srq.clone(),
             pair,
             ah: Mutex::new(AhAttr::default()),
+            groups: Mutex::new(BTreeSet::new()),
             destroyed: AtomicBool::new(false),
         }))
     }
@@ -217,18 +222,86 @@ impl Qp {
         Ok(self.pair.post_recv(wr)?)
     }
 
+    /// Joins a multicast group on the device's interface: the queue pair gets a copy of every datagram to the group that has its Q_Key,
+    /// also of those from this host. Datagrams to a group are sent to queue pair number 0xffffff. A second time changes nothing.
+    ///
+    /// # Errors
+    /// EINVAL: not a UD queue pair, not a multicast address. ENOMEM: the process is in too many groups, or the group has too many of its
+    /// queue pairs. What the service says.
+    pub fn attach_mcast(&self, group: IpAddr) -> Result<()> {
+        let group = self.multicast_group(group)?;
+        let mut groups = self.groups.lock();
+        if self.destroyed.load(Ordering::Acquire) {
+            return Err(Error::new(libc::EINVAL, "the queue pair is destroyed"));
+        }
+        if groups.contains(&group.addr) {
+            return Ok(());
+        }
+        let (memberships, lane) = (self.pd.context().groups(), self.pair.lane().number());
+        memberships.join(lane, group)?;
+        if let Err(error) = self.pair.attach(group) {
+            memberships.leave(lane, group);
+            return Err(error.into());
+        }
+        groups.insert(group.addr);
+        Ok(())
+    }
+
+    /// Leaves a multicast group.
+    ///
+    /// # Errors
+    /// EINVAL: it is not attached to it.
+    pub fn detach_mcast(&self, group: IpAddr) -> Result<()> {
+        let group = self.multicast_group(group)?;
+        let mut groups = self.groups.lock();
+        if !groups.remove(&group.addr) {
+            return Err(Error::new(libc::EINVAL, format!("the queue pair is not attached to {}", group.addr)));
+        }
+        self.leave(group);
+        Ok(())
+    }
+
+    fn leave(&self, group: Group) {
+        // A destroyed queue pair is attached to nothing.
+        let _ = self.pair.detach(group);
+        self.pd.context().groups().leave(self.pair.lane().number(), group);
+    }
+
+    fn multicast_group(&self, addr: IpAddr) -> Result<Group> {
+        self.pd.context().check()?;
+        if self.qp_type() != QpType::Ud {
+            return Err(Error::new(libc::EINVAL, "only UD queue pairs can be attached to multicast groups"));
+        }
+        let addr = addr.to_canonical();
+        if !addr.is_multicast() {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!("gid stands for {addr}, which is not a multicast address (::ffff:224.0.0.0/100 or ff00::/8)"),
+            ));
+        }
+        Ok(Group { addr, ifindex: self.pd.context().device().ifindex() })
+    }
+
     /// Ends it. When it returns, no thread touches its memory and queues any more, and no more events come from it. Gives the
     /// number of asynchronous events it handed out.
     ///
     /// # Errors
-    /// EINVAL when it is done already.
+    /// EINVAL when it is done already. EBUSY: it is attached to multicast groups.
     pub fn destroy(&self) -> Result<u64> {
         if self.pd.context().is_stale() {
             return Ok(0);
         }
+        let groups = self.groups.lock();
+        if let Some(group) = groups.first() {
+            return Err(Error::new(
+                libc::EBUSY,
+                format!("the queue pair is attached to multicast group {group}: ibv_detach_mcast it first"),
+            ));
+        }
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return Err(Error::new(libc::EINVAL, "the queue pair is destroyed already"));
         }
+        drop(groups);
         self.pair.destroy();
         self.send_cq.users.fetch_sub(1, Ordering::Relaxed);
         self.recv_cq.users.fetch_sub(1, Ordering::Relaxed);
@@ -242,6 +315,12 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        if !self.pd.context().is_stale() {
+            let ifindex = self.pd.context().device().ifindex();
+            for addr in std::mem::take(&mut *self.groups.lock()) {
+                self.leave(Group { addr, ifindex });
+            }
+        }
         // Done already is fine here.
         let _ = self.destroy();
     }

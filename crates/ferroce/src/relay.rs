@@ -37,6 +37,7 @@ impl Relay for LeaseRelay {
                         tclass: 0,
                         hop_limit: 64,
                         udp_len: (relayed.bytes.len() + 4) as u16,
+                        ifindex: 0,
                     };
                     sink(Relayed::Packet(&net, relayed.bytes));
                 }

@@ -2,8 +2,9 @@
 //! after all retries.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
+use ferroce_service::cm::route::bound_socket;
 use ferroce_transport::PathAddr;
 
 use crate::error::{Error, Result};
@@ -18,7 +19,7 @@ const PORT: u16 = 4791;
 /// # Errors
 /// What connect(2) of a UDP socket says: ENETUNREACH, EHOSTUNREACH, EACCES (`ip route add prohibit`), EINVAL (`blackhole`).
 pub(crate) fn check(path: &PathAddr, ifindex: u32) -> Result<()> {
-    let attempt = UdpSocket::bind(address(path.src, 0, ifindex)).map(|socket| {
+    let attempt = bound_socket(address(path.src, 0, ifindex)).map(|socket| {
         // Nothing is sent by that.
         socket.connect(address(path.dst, PORT, ifindex))
     });

@@ -391,19 +391,34 @@ verb! {
         Ok(())
     }
 
-    /// `ibv_attach_mcast(3)`.
-    fn ibv_attach_mcast(qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> Status {
+    /// `ibv_attach_mcast(3)`. RoCE has no multicast LIDs: that one is not looked at.
+    fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Status {
         // SAFETY: by the contract of the verb.
-        unsafe { QpObject::of(qp) }?;
-        Err(Refusal::unsupported("multicast is not implemented"))
+        let object = unsafe { QpObject::of(qp) }?;
+        // SAFETY: as above.
+        Ok(object.qp.attach_mcast(unsafe { group(gid) }?)?)
     }
 
     /// `ibv_detach_mcast(3)`.
-    fn ibv_detach_mcast(qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> Status {
+    fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Status {
         // SAFETY: by the contract of the verb.
-        unsafe { QpObject::of(qp) }?;
-        Err(Refusal::unsupported("multicast is not implemented"))
+        let object = unsafe { QpObject::of(qp) }?;
+        // SAFETY: as above.
+        Ok(object.qp.detach_mcast(unsafe { group(gid) }?)?)
     }
+}
+
+/// The address of a multicast GID.
+///
+/// # Safety
+///
+/// NULL, or a GID of the caller's.
+unsafe fn group(gid: *const ibv_gid) -> Verb<std::net::IpAddr> {
+    if gid.is_null() {
+        return Err(Refusal::invalid("gid is NULL"));
+    }
+    // SAFETY: not NULL.
+    Ok(ferroce::address_of(unsafe { &(*gid).raw }))
 }
 
 #[cfg(test)]

@@ -337,8 +337,8 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	STATUS(ibv_read_counters(&counters, values, 2, 0), EOPNOTSUPP);
 	STATUS(ibv_destroy_counters(&counters), EOPNOTSUPP);
 	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP);
-	STATUS(ibv_attach_mcast(qp, NULL, 0), EOPNOTSUPP);
-	STATUS(ibv_detach_mcast(qp, NULL, 0), EOPNOTSUPP);
+	STATUS(ibv_attach_mcast(qp, NULL, 0), EINVAL);
+	STATUS(ibv_detach_mcast(qp, NULL, 0), EINVAL);
 }
 
 static void table_shape(struct ibv_context *context)

@@ -18,6 +18,7 @@ fn net(datagram: &Datagram) -> NetHeader {
         tclass: datagram.tclass,
         hop_limit: datagram.hop_limit,
         udp_len: 0,
+        ifindex: 0,
     }
 }
 
@@ -79,7 +80,15 @@ fn any_net() -> impl Strategy<Value = NetHeader> {
     let v4 = any::<([u8; 4], [u8; 4])>().prop_map(|(src, dst)| (src.into(), dst.into()));
     let v6 = any::<([u8; 16], [u8; 16])>().prop_map(|(src, dst)| (src.into(), dst.into()));
     (prop_oneof![v4, v6], any::<u16>(), any::<u8>(), any::<u8>()).prop_map(
-        |((src, dst), src_port, tclass, hop_limit)| NetHeader { src, dst, src_port, tclass, hop_limit, udp_len: 0 },
+        |((src, dst), src_port, tclass, hop_limit)| NetHeader {
+            src,
+            dst,
+            src_port,
+            tclass,
+            hop_limit,
+            udp_len: 0,
+            ifindex: 0,
+        },
     )
 }
 
@@ -132,7 +141,7 @@ proptest! {
 /// Packets are counted in words: one that pad does not fill up is no packet, whatever its PadCnt says.
 #[test]
 fn packets_that_are_not_filled_up_to_words_are_dropped() {
-    let net = NetHeader { src: V4, dst: V4, src_port: 50_000, tclass: 0, hop_limit: 64, udp_len: 0 };
+    let net = NetHeader { src: V4, dst: V4, src_port: 50_000, tclass: 0, hop_limit: 64, udp_len: 0, ifindex: 0 };
     for len in 0..16 {
         let mut body = packet(&net, 0, 7, &[])[..12].to_vec();
         body.extend(&pattern(len, 3));
@@ -144,7 +153,7 @@ fn packets_that_are_not_filled_up_to_words_are_dropped() {
 /// Identifications that can be foretold are told apart from those that had to be solved for: the check is stronger.
 #[test]
 fn foretold_identifications_are_counted_as_known() {
-    let net = NetHeader { src: V4, dst: V4, src_port: 50_000, tclass: 0, hop_limit: 64, udp_len: 0 };
+    let net = NetHeader { src: V4, dst: V4, src_port: 50_000, tclass: 0, hop_limit: 64, udp_len: 0, ifindex: 0 };
     let batch = |identifications: &[u16]| -> Vec<u8> {
         identifications.iter().enumerate().flat_map(|(i, id)| packet(&net, *id, i as u32, &[7; 64])).collect()
     };

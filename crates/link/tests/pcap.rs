@@ -72,7 +72,15 @@ fn checked(frame: &[u8]) -> (NetHeader, Vec<u8>) {
     pseudo.extend(udp);
     assert_eq!(ones_sum(&pseudo), 0xffff, "UDP checksum");
     let packet = udp[8..].to_vec();
-    let net = NetHeader { src, dst, src_port: u16_at(udp, 0), tclass: 0, hop_limit: 64, udp_len: packet.len() as u16 };
+    let net = NetHeader {
+        src,
+        dst,
+        src_port: u16_at(udp, 0),
+        tclass: 0,
+        hop_limit: 64,
+        udp_len: packet.len() as u16,
+        ifindex: 0,
+    };
     let (body, trailer) = packet.split_last_chunk().unwrap();
     assert_eq!(icrc::icrc_over(&net, identification, body).to_le_bytes(), *trailer, "ICRC");
     (net, packet)

@@ -30,6 +30,8 @@ pub(crate) mod event {
     pub(crate) const REJECTED: u32 = 8;
     pub(crate) const ESTABLISHED: u32 = 9;
     pub(crate) const DISCONNECTED: u32 = 10;
+    pub(crate) const MULTICAST_JOIN: u32 = 12;
+    pub(crate) const MULTICAST_ERROR: u32 = 13;
 }
 
 pub(crate) const RAI_PASSIVE: c_int = 1;
@@ -109,6 +111,32 @@ pub struct rdma_ud_param {
     pub qkey: u32,
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct rdma_cm_join_mc_attr_ex {
+    pub comp_mask: u32,
+    pub join_flags: u32,
+    pub addr: *mut libc::sockaddr,
+}
+
+/// `struct sockaddr_ib` of rdma/ib.h: a GID where IP has an address.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct sockaddr_ib {
+    pub sib_family: u16,
+    pub sib_pkey: u16,
+    pub sib_flowinfo: u32,
+    pub sib_addr: [u8; 16],
+    pub sib_sid: u64,
+    pub sib_sid_mask: u64,
+    pub sib_scope_id: u64,
+}
+
+impl sockaddr_ib {
+    /// `AF_IB`.
+    pub const FAMILY: c_int = 27;
+}
+
 /// Which member holds follows from the id's queue pair type.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -163,5 +191,7 @@ layout!(rdma_event_channel, 4, fd @ 0);
 layout!(rdma_cm_id, 416, verbs @ 0, channel @ 8, context @ 16, qp @ 24, route @ 32, ps @ 344, port_num @ 348, event @ 352, send_cq_channel @ 360, send_cq @ 368, recv_cq_channel @ 376, recv_cq @ 384, srq @ 392, pd @ 400, qp_type @ 408);
 layout!(rdma_conn_param, 24, private_data @ 0, private_data_len @ 8, responder_resources @ 9, initiator_depth @ 10, flow_control @ 11, retry_count @ 12, rnr_retry_count @ 13, srq @ 14, qp_num @ 16);
 layout!(rdma_ud_param, 56, private_data @ 0, private_data_len @ 8, ah_attr @ 16, qp_num @ 48, qkey @ 52);
+layout!(rdma_cm_join_mc_attr_ex, 16, comp_mask @ 0, join_flags @ 4, addr @ 8);
+layout!(sockaddr_ib, 48, sib_family @ 0, sib_pkey @ 2, sib_flowinfo @ 4, sib_addr @ 8, sib_sid @ 24, sib_sid_mask @ 32, sib_scope_id @ 40);
 layout!(rdma_cm_event, 80, id @ 0, listen_id @ 8, event @ 16, status @ 20, param @ 24);
 layout!(rdma_addrinfo, 96, ai_flags @ 0, ai_family @ 4, ai_qp_type @ 8, ai_port_space @ 12, ai_src_len @ 16, ai_dst_len @ 20, ai_src_addr @ 24, ai_dst_addr @ 32, ai_src_canonname @ 40, ai_dst_canonname @ 48, ai_route_len @ 56, ai_route @ 64, ai_connect_len @ 72, ai_connect @ 80, ai_next @ 88);

@@ -19,6 +19,8 @@ use crate::{recover, verbs};
 pub(crate) enum Queued {
     /// Made by the library.
     Local { id: u64, event: u32, status: c_int },
+    /// A group was joined.
+    Joined { id: u64, join: u64 },
     /// From the service.
     Service(Box<ferroce_cm_event>),
 }
@@ -26,7 +28,7 @@ pub(crate) enum Queued {
 impl Queued {
     pub(crate) fn id(&self) -> u64 {
         match self {
-            Queued::Local { id, .. } => *id,
+            Queued::Local { id, .. } | Queued::Joined { id, .. } => *id,
             Queued::Service(event) => event.id,
         }
     }

@@ -13,7 +13,7 @@ use crate::abi::{
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, enter, put};
 use crate::id::{self, Counted, Fresh, IdObject};
-use crate::{addr, connect, device, qp, verbs};
+use crate::{addr, connect, device, multicast, qp, verbs};
 
 /// `struct rdma_cm_event` and what is behind it.
 #[repr(C)]
@@ -68,6 +68,7 @@ pub(crate) fn next(channel: &Arc<ChannelObject>) -> Call<Option<*mut rdma_cm_eve
     while let Some(queued) = channel.pull()? {
         let event = match queued {
             Queued::Local { id, event, status } => local(id, event, status),
+            Queued::Joined { id, join } => joined(id, join),
             Queued::Service(event) => from_service(&event),
         };
         if event.is_some() {
@@ -83,6 +84,21 @@ fn local(number: u64, code: u32, status: c_int) -> Option<*mut rdma_cm_event> {
     let about: *const IdObject = counted.id();
     // SAFETY: the count keeps it alive.
     Some(make(counted, unsafe { &*about }, code, status).cast())
+}
+
+fn joined(number: u64, join: u64) -> Option<*mut rdma_cm_event> {
+    let counted = id::find(number)?;
+    let about: *const IdObject = counted.id();
+    // SAFETY: the count keeps it alive.
+    let about = unsafe { &*about };
+    let Some((code, status, param)) = multicast::joined(about, join) else {
+        counted.release();
+        return None;
+    };
+    let object = make(counted, about, code, status);
+    // SAFETY: just made, and nobody else has it.
+    unsafe { (*object).c.param = param };
+    Some(object.cast())
 }
 
 fn from_service(said: &ferroce_cm_event) -> Option<*mut rdma_cm_event> {

@@ -14,6 +14,7 @@ use crate::abi::{
 };
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
+use crate::multicast::Join;
 use crate::{event as events, verbs};
 
 /// `struct rdma_cm_id` and what is behind it.
@@ -53,6 +54,9 @@ pub(crate) struct Inner {
     pub(crate) template: Option<(usize, ibv_qp_init_attr)>,
     /// How to go on after a crash of the service, once connected.
     pub(crate) kept: Option<Box<ferroce_cm_kept>>,
+    /// Multicast groups, in the order of joining, and the number of the next one.
+    pub(crate) joins: Vec<Join>,
+    pub(crate) next_join: u64,
     /// A request or a reply came: the service knows what the queue pair needs.
     pub(crate) has_peer: bool,
     /// The program connects, or is connected: after a crash of the service there is no way back to idle.
@@ -171,6 +175,8 @@ impl IdObject {
             v6_only: false,
             template: None,
             kept: None,
+            joins: Vec::new(),
+            next_join: 0,
             has_peer: false,
             busy: false,
         };
@@ -227,11 +233,20 @@ impl IdObject {
 
     /// An event that the library makes itself.
     pub(crate) fn raise(&self, event: u32, status: c_int) {
+        self.push(|id| Queued::Local { id, event, status });
+    }
+
+    /// The event of a join, which takes effect when the program takes it.
+    pub(crate) fn raise_joined(&self, join: u64) {
+        self.push(|id| Queued::Joined { id, join });
+    }
+
+    fn push(&self, event: impl FnOnce(u64) -> Queued) {
         let (number, channel) = {
             let inner = self.inner();
             (inner.number, Arc::clone(&inner.channel))
         };
-        channel.push(Queued::Local { id: number, event, status });
+        channel.push(event(number));
     }
 
     /// Gives back the event that a synchronous call waited for.

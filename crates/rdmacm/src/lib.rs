@@ -13,7 +13,7 @@
 //! | `endpoint`, `addrinfo` | the helpers on top: `rdma_create_ep`, `rdma_getaddrinfo` |
 //! | `recover` | connections survive a crash of the service |
 //! | `rsocket` | stream sockets on top |
-//! | `unsupported` | multicast, which refuses |
+//! | `multicast` | groups of datagram ids |
 //!
 //! `symbols.in` beside this source lists every exported symbol with its version.
 
@@ -33,8 +33,8 @@ pub mod endpoint;
 pub mod entry;
 pub mod event;
 pub mod id;
+pub mod multicast;
 pub mod qp;
 pub mod recover;
 pub mod rsocket;
-pub mod unsupported;
 mod verbs;

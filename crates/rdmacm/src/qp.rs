@@ -146,7 +146,7 @@ fn modify(qp: *mut ibv_qp, (mut attr, mask): (ibv_qp_attr, c_int)) -> Call<()> {
     check(unsafe { verbs::ibv_modify_qp(qp, &raw mut attr, mask) })
 }
 
-fn qp_of(id: &IdObject) -> *mut ibv_qp {
+pub(crate) fn qp_of(id: &IdObject) -> *mut ibv_qp {
     // SAFETY: the field is set and cleared by `rdma_create_qp` and `rdma_destroy_qp` only.
     unsafe { (*id.as_ptr()).qp }
 }

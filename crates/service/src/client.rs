@@ -116,6 +116,29 @@ impl Client {
         }
     }
 
+    /// A lane of this program joins a multicast group on an interface: what is sent to the group then comes to its receive sockets, from
+    /// this host as well. The service leaves it when the lane is given back or the program ends.
+    ///
+    /// # Errors
+    /// EINVAL: not a multicast address, or not a lane of this program. ENODEV: no such interface. ENOMEM: too many groups.
+    pub fn join_group(&self, lane: u16, group: IpAddr, ifindex: u32) -> Result<(), ServiceError> {
+        match self.connection.request(Request::JoinGroup { lane, group, ifindex })? {
+            (Reply::Joined, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// EINVAL: not a lane of this program.
+    pub fn leave_group(&self, lane: u16, group: IpAddr, ifindex: u32) -> Result<(), ServiceError> {
+        match self.connection.request(Request::LeaveGroup { lane, group, ifindex })? {
+            (Reply::Left, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
     /// Asks something about connections.
     pub(crate) fn cm_exchange(&self, request: CmRequest) -> Result<(CmReply, Vec<OwnedFd>), ServiceError> {
         match self.connection.request(Request::Cm(request))? {

@@ -192,6 +192,11 @@ impl Group {
         Ok((id, copy))
     }
 
+    /// A socket of the group, to be set up.
+    pub(crate) fn socket(&self, id: SocketId) -> Option<BorrowedFd<'_>> {
+        self.slots.iter().find(|slot| slot.id == id)?.socket.as_ref().map(AsFd::as_fd)
+    }
+
     /// Steers nothing to the socket any more; its former holder may still have it.
     pub(crate) fn unmap(&mut self, id: SocketId) {
         let slot = self.slot_mut(id);

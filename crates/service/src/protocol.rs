@@ -70,6 +70,24 @@ pub enum Request {
         /// The lane.
         lane: u16,
     },
+    /// The lane's socket joins a multicast group (again: nothing happens). Answered by [`Reply::Joined`].
+    JoinGroup {
+        /// A lane of the program's.
+        lane: u16,
+        /// The group.
+        group: IpAddr,
+        /// On this interface.
+        ifindex: u32,
+    },
+    /// It leaves the group (not a member: nothing happens). Answered by [`Reply::Left`].
+    LeaveGroup {
+        /// A lane of the program's.
+        lane: u16,
+        /// The group.
+        group: IpAddr,
+        /// On this interface.
+        ifindex: u32,
+    },
     /// Answered by [`Reply::Status`].
     Status {
         /// Where the last page ended ([`StatusPage::next`]); 0: from the start.
@@ -117,6 +135,10 @@ pub enum Reply {
         /// Random, not 0; the same as long as the lease lasts, also when the service restarts. 0: nobody leases the lane.
         lease: u64,
     },
+    /// To `JoinGroup`.
+    Joined,
+    /// To `LeaveGroup`.
+    Left,
     /// To `Status`.
     Status(StatusPage),
     /// To `CmIds`.
@@ -184,6 +206,9 @@ pub struct ClientStatus {
     pub age_s: u64,
     /// Its lanes, ascending.
     pub lanes: Vec<u16>,
+    /// Multicast groups that these joined.
+    #[serde(default)]
+    pub groups: u32,
     /// Ids on which it listens for connections (RDMA-CM).
     #[serde(default)]
     pub listeners: u32,
@@ -399,6 +424,7 @@ mod tests {
             program: "\u{10ffff}".repeat(PROGRAM_CHARS_MAX),
             age_s: u64::MAX,
             lanes: vec![1000; crate::server::LANES_PER_CLIENT_MAX],
+            groups: u32::MAX,
             listeners: u32::MAX,
         };
         let status = Status { clients: vec![client; STATUS_PAGE], ..Status::default() };

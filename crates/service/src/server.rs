@@ -21,9 +21,12 @@ use crate::protocol::{
 };
 use crate::store::{Key, Store};
 use crate::sys::Peer;
+use groups::Memberships;
+
 use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, cm, seqpacket, sys};
 
 mod connections;
+mod groups;
 mod relay;
 mod resume;
 
@@ -132,6 +135,8 @@ struct Lend {
     lane: Option<u16>,
     /// Names the lease; random, not 0.
     lease: u64,
+    /// Multicast groups that the socket joined, and the interfaces.
+    groups: Memberships,
 }
 
 /// The service, bound to its name.
@@ -374,7 +379,11 @@ impl Service {
         let socket = self.lanes.remove(&lane).expect("the lane is leased");
         let lend = self.lends.get_mut(&socket).expect("its socket is lent");
         lend.lane = None;
+        let groups = std::mem::take(&mut lend.groups);
         self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
+        // Its former holder may keep the socket; the host shall not stay in its groups for that.
+        self.leave_all(socket, groups);
+        let lend = self.lends.get_mut(&socket).expect("its socket is lent");
         // Only the hang-up counts now.
         let token = Source::Relay(socket).token();
         if let Err(errno) = epoll::modify(&self.epoll, &lend.relay, token, epoll::EventFlags::empty()) {
@@ -420,6 +429,8 @@ impl Service {
             Request::LeaseLane => return self.lease(id, request),
             Request::ReleaseLane { lane } => self.release(id, lane),
             Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_of(lane) }),
+            Request::JoinGroup { lane, group, ifindex } => self.join_group(id, lane, group, ifindex),
+            Request::LeaveGroup { lane, group, ifindex } => self.leave_group(id, lane, group, ifindex),
             Request::Status { from } => Ok(Reply::Status(self.status(from))),
             Request::CmIds { from } => Ok(Reply::CmIds(self.cm_ids(from))),
             Request::Cm(asked) => return self.answer_cm(id, request, asked),
@@ -495,7 +506,7 @@ impl Service {
         }
         self.dirty = true;
         let lease = rand::random_range(1..=u64::MAX);
-        self.lends.insert(socket, Lend { relay: ours, lane: Some(lane), lease });
+        self.lends.insert(socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() });
         self.lanes.insert(lane, socket);
         self.clients.get_mut(&id).expect("the client asks").lanes.insert(lane, socket);
         Ok((lane, socket, copy, theirs))
@@ -592,7 +603,9 @@ impl Service {
     fn status(&self, from: u64) -> StatusPage {
         let listeners = self.cm.listeners();
         let mut rest = self.clients.range(from..);
-        let status = |(id, client): (&u64, &Client)| client.status(listeners.get(id).copied().unwrap_or(0));
+        let status = |(id, client): (&u64, &Client)| {
+            client.status(listeners.get(id).copied().unwrap_or(0), self.groups_of(client))
+        };
         let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
             pid: std::process::id(),
@@ -629,13 +642,14 @@ impl Service {
 }
 
 impl Client {
-    fn status(&self, listeners: u32) -> ClientStatus {
+    fn status(&self, listeners: u32, groups: u32) -> ClientStatus {
         ClientStatus {
             pid: self.peer.pid,
             uid: self.peer.uid,
             program: self.program.clone().unwrap_or_default(),
             age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
+            groups,
             listeners,
         }
     }

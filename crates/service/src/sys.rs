@@ -11,11 +11,40 @@ pub(crate) type BpfInstruction = libc::sock_filter;
 
 /// Sets a socket option whose value is an `int`.
 pub(crate) fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_option(socket, level, name, &value)
+}
+
+/// Sets a socket option whose value is some structure of C.
+fn set_option<T: Copy>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     // SAFETY: the pointer and the length describe `value`, which the kernel only reads during the call.
     let status = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), mem::size_of::<c_int>() as u32)
+        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const *value).cast(), mem::size_of::<T>() as u32)
     };
     check(status)
+}
+
+/// Joins (or leaves) a multicast group on an interface. A socket of both families does so for either.
+pub(crate) fn set_membership(socket: BorrowedFd<'_>, group: IpAddr, ifindex: u32, member: bool) -> io::Result<()> {
+    let index = c_int::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+    match group {
+        IpAddr::V4(group) => {
+            let request = libc::ip_mreqn {
+                imr_multiaddr: libc::in_addr { s_addr: u32::from_ne_bytes(group.octets()) },
+                imr_address: libc::in_addr { s_addr: 0 },
+                imr_ifindex: index,
+            };
+            let name = if member { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
+            set_option(socket, libc::IPPROTO_IP, name, &request)
+        }
+        IpAddr::V6(group) => {
+            let request = libc::ipv6_mreq {
+                ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
+                ipv6mr_interface: ifindex,
+            };
+            let name = if member { libc::IPV6_ADD_MEMBERSHIP } else { libc::IPV6_DROP_MEMBERSHIP };
+            set_option(socket, libc::IPPROTO_IPV6, name, &request)
+        }
+    }
 }
 
 /// Makes `program` choose the socket of the `SO_REUSEPORT` group for each packet.

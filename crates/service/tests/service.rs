@@ -66,7 +66,7 @@ fn packet(lane: u16, tag: u8) -> [u8; 16] {
 /// The packet with its ICRC, as a socket that sets Don't Fragment sends it.
 fn sealed(packet: &[u8], src: SocketAddr, dst: IpAddr) -> Vec<u8> {
     let udp_len = (packet.len() + 4) as u16;
-    let net = NetHeader { src: src.ip(), dst, src_port: src.port(), tclass: 0, hop_limit: 64, udp_len };
+    let net = NetHeader { src: src.ip(), dst, src_port: src.port(), tclass: 0, hop_limit: 64, udp_len, ifindex: 0 };
     let icrc = ferroce_wire::icrc::icrc_over(&net, 0, packet);
     [packet, &icrc.to_le_bytes()].concat()
 }

@@ -28,7 +28,8 @@ impl UdReceiver {
             host.drop_packet(Drop::QKey);
             return Ok(());
         }
-        if headers.bth.ack_req {
+        // An answer of every member would be a storm.
+        if headers.bth.ack_req && !packet.net.dst.is_multicast() {
             self.answers.asked(conn, packet.net, deth.src_qp, headers.bth.psn, false, host);
         }
         let Some(wr) = self.spare.take().or_else(|| host.pop_recv()) else {

@@ -5,6 +5,9 @@ use crate::{Ext, Opcode, Psn};
 /// Bytes of a BTH.
 pub const BTH_LEN: usize = 12;
 
+/// The destination of datagrams to multicast groups (IBA 10.5.2): no queue pair has this number.
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
 /// Bytes of the longest headers that an opcode asks for: BTH, XRCETH, AtomicETH.
 pub const MAX_HEADER_LEN: usize = BTH_LEN + 4 + 28;
 

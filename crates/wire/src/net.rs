@@ -32,6 +32,8 @@ pub struct NetHeader {
     pub hop_limit: u8,
     /// UDP payload bytes: BTH to ICRC.
     pub udp_len: u16,
+    /// The interface it came in by (0 if unknown). Multicast groups belong to one.
+    pub ifindex: u32,
 }
 
 impl NetHeader {

@@ -49,7 +49,7 @@ prop_compose! {
         let addr = |octets: [u8; 16]| {
             if v4 { IpAddr::from(*octets.first_chunk::<4>().unwrap()) } else { IpAddr::from(octets) }
         };
-        NetHeader { src: addr(src), dst: addr(dst), src_port, tclass, hop_limit, udp_len }
+        NetHeader { src: addr(src), dst: addr(dst), src_port, tclass, hop_limit, udp_len, ifindex: 0 }
     }
 }
 
@@ -158,6 +158,7 @@ fn kernel_packet() -> (NetHeader, Vec<u8>, u32) {
         tclass: 0,
         hop_limit: 64,
         udp_len: 40,
+        ifindex: 0,
     };
     let packet = [
         0x1d, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0xc0, 0x80, 0x00, 0x10, 0x00, //
@@ -192,6 +193,7 @@ fn grh_of_ipv6_is_its_header() {
         tclass: 0x68,
         hop_limit: 7,
         udp_len: 0x120,
+        ifindex: 0,
     };
     let mut expected = [0; GRH_LEN];
     expected[..8].copy_from_slice(&[0x66, 0x80, 0, 0, 0x01, 0x28, 17, 7]);

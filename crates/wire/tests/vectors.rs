@@ -22,6 +22,7 @@ fn net(datagram: &Datagram) -> NetHeader {
         tclass: datagram.tclass,
         hop_limit: datagram.hop_limit,
         udp_len: datagram.payload.len() as u16,
+        ifindex: 0,
     }
 }
 

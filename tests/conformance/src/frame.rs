@@ -184,7 +184,7 @@ impl Packet {
 }
 
 fn net(src: IpAddr, dst: IpAddr, src_port: u16, tclass: u8, hop_limit: u8, udp_len: u16) -> NetHeader {
-    NetHeader { src, dst, src_port, tclass, hop_limit, udp_len }
+    NetHeader { src, dst, src_port, tclass, hop_limit, udp_len, ifindex: 0 }
 }
 
 /// RFC 1071.

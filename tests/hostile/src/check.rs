@@ -37,7 +37,15 @@ pub fn link_ingest(bytes: &[u8]) {
     let v6 = choices & 1 != 0;
     let segment = if choices & 2 != 0 { 0 } else { usize::from(u16::from_be_bytes([*s0, *s1])) };
     let address = |last: u8| if v6 { IpAddr::from([last; 16]) } else { IpAddr::from([10, 0, 0, last]) };
-    let net = NetHeader { src: address(1), dst: address(2), src_port: 50_000, tclass: 0, hop_limit: 64, udp_len: 0 };
+    let net = NetHeader {
+        src: address(1),
+        dst: address(2),
+        src_port: 50_000,
+        tclass: 0,
+        hop_limit: 64,
+        udp_len: 0,
+        ifindex: 0,
+    };
     let mut datagram = datagram.to_vec();
     if choices & 4 != 0 {
         let size = if segment == 0 { datagram.len().max(1) } else { segment };

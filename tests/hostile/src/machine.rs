@@ -278,7 +278,8 @@ impl Machine {
         self.packets.clear();
         self.forge.burst(source, &self.aim, &self.zones, &mut self.packets);
         let stranger = source.one_in(64);
-        let net = NetHeader { src: SRC, dst: DST, src_port: SRC_PORT, tclass: 0, hop_limit: 64, udp_len: 0 };
+        let net =
+            NetHeader { src: SRC, dst: DST, src_port: SRC_PORT, tclass: 0, hop_limit: 64, udp_len: 0, ifindex: 0 };
         let (qp, host, now) = (&mut self.qp, &mut self.host, self.now);
         for bytes in self.packets.iter() {
             ingest(&net, 0, bytes, &mut self.link, &mut |net, headers, payload| {
@@ -450,7 +451,8 @@ impl Machine {
             self.qp.query().rq_psn,
         ));
         headers.bth.tver = source.below(3) as u8;
-        let net = NetHeader { src: SRC, dst: DST, src_port: SRC_PORT, tclass: 0, hop_limit: 64, udp_len: 0 };
+        let net =
+            NetHeader { src: SRC, dst: DST, src_port: SRC_PORT, tclass: 0, hop_limit: 64, udp_len: 0, ifindex: 0 };
         let payload = vec![0; source.below(600) as usize];
         let packet = Packet { headers: &headers, payload: &payload, net: &net };
         self.qp.handle_packet(self.now, &packet, &mut self.host);

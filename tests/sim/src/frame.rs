@@ -73,6 +73,7 @@ pub(crate) fn build(
         tclass: path.tclass,
         hop_limit: path.hop_limit,
         udp_len: 0,
+        ifindex: 0,
     };
     let sum = Pseudo::new(net.src, net.dst, net.src_port);
     let overhead = BTH_LEN + 28 + 3 + ICRC_LEN;

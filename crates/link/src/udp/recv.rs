@@ -159,6 +159,7 @@ fn take(
         tclass: received.tclass,
         hop_limit: received.hop_limit,
         udp_len: 0,
+        ifindex: received.ifindex,
     };
     if let Some(corrupt) = &mut hooks.corrupt {
         let segment = if received.segment == 0 { bytes.len().max(1) } else { received.segment };

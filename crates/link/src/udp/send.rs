@@ -317,6 +317,7 @@ fn set_options(fd: std::os::fd::BorrowedFd<'_>, path: &PathAddr, dst: IpAddr) ->
     for (option, value) in options {
         sys::set_option(fd, level, option, value)?;
     }
+    // IPv4 goes out by the interface that has the source address.
     if dst.is_ipv6() {
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
         if dst.is_multicast() {
@@ -392,6 +393,7 @@ fn show(
             tclass: path.tclass,
             hop_limit: hop_limit(path),
             udp_len: bytes.len() as u16,
+            ifindex: 0,
         };
         tap(&Frame { direction: Direction::Tx, net: &net, identification, bytes });
     }
@@ -462,6 +464,7 @@ mod tests {
                     tclass: 0,
                     hop_limit: 64,
                     udp_len: 0,
+                    ifindex: 0,
                 };
                 let mut check = LinkStats::default();
                 let mut seen = Vec::new();

@@ -22,13 +22,16 @@ pub(super) const RX_BUFFER: usize = 65_536;
 /// A UDP socket that is not bound yet, close-on-exec and non-blocking.
 pub(super) fn udp_socket(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // Past the C library, whose function a preloaded library may have replaced (librdmacm's: by one that makes rsockets of datagrams).
     // SAFETY: socket() takes numbers only.
-    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    let fd = unsafe {
+        libc::syscall(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0)
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was opened just now and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: the descriptor was opened just now and nobody else knows it; descriptors are C ints.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
 /// Binds to an address; port 0 lets the system choose.
@@ -307,6 +310,8 @@ pub(super) struct Received {
     pub(super) src: Option<SocketAddr>,
     /// Destination address.
     pub(super) dst: Option<IpAddr>,
+    /// The interface it came in by; 0: not told.
+    pub(super) ifindex: u32,
     /// Bytes in the buffer.
     pub(super) len: usize,
     /// Size of all its packets but the last; 0 if it is a single one.
@@ -398,6 +403,7 @@ fn received(header: &libc::mmsghdr, name: &NameBuf) -> Received {
     let mut received = Received {
         src: name.addr(),
         dst: None,
+        ifindex: 0,
         len: (header.msg_len as usize).min(RX_BUFFER),
         segment: 0,
         tclass: 0,
@@ -416,10 +422,12 @@ fn received(header: &libc::mmsghdr, name: &NameBuf) -> Received {
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                 let info: libc::in_pktinfo = control_value(control, data);
                 received.dst = Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+                received.ifindex = info.ipi_ifindex.max(0) as u32;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 let info: libc::in6_pktinfo = control_value(control, data);
                 received.dst = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                received.ifindex = info.ipi6_ifindex;
             }
             (libc::IPPROTO_IP, libc::IP_TOS) => received.tclass = control_value::<u8>(control, data),
             (libc::IPPROTO_IP, libc::IP_TTL) => received.hop_limit = control_value::<c_int>(control, data) as u8,

@@ -42,8 +42,15 @@ impl Gsi {
         headers.emit(body);
         body[headers.len()..].copy_from_slice(&transmit.mad.emit());
         let udp_len = (body.len() + ICRC_LEN) as u16;
-        let net =
-            NetHeader { src: path.local, dst: path.remote, src_port, tclass: 0, hop_limit: path.hop_limit, udp_len };
+        let net = NetHeader {
+            src: path.local,
+            dst: path.remote,
+            src_port,
+            tclass: 0,
+            hop_limit: path.hop_limit,
+            udp_len,
+            ifindex: 0,
+        };
         trailer.copy_from_slice(&icrc::icrc_over(&net, 0, body).to_le_bytes());
         socket.send_to(&packet, scoped(path.remote, port, path.ifindex))?;
         Ok(())

@@ -4,6 +4,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
 use super::protocol::Path;
 use crate::ServiceError;
 use crate::devices::{self, DeviceInfo, ListOptions};
@@ -77,11 +79,23 @@ fn source_for(dst: SocketAddr, src: Option<SocketAddr>) -> Result<IpAddr, Servic
         ServiceError::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"))
     };
     let socket =
-        UdpSocket::bind(from).map_err(|error| failed(format!("the source {} cannot be used", from.ip()), error))?;
+        bound_socket(from).map_err(|error| failed(format!("the source {} cannot be used", from.ip()), error))?;
     // Nothing is sent; the port does not matter.
     socket.connect(with_port(dst, 9)).map_err(|error| failed(format!("no route to {}", dst.ip()), error))?;
     let local = socket.local_addr().map_err(|error| failed(format!("no source address for {}", dst.ip()), error))?;
     Ok(local.ip().to_canonical())
+}
+
+/// A UDP socket bound to an address, made past the C library: its `socket` may be replaced by a preloaded library (librdmacm's, by one
+/// that makes rsockets, which ask for the way in turn).
+///
+/// # Errors
+/// Those of socket(2) and bind(2).
+pub fn bound_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &addr)?;
+    Ok(socket.into())
 }
 
 /// IPv4-mapped addresses are IPv4 addresses.

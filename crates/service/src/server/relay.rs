@@ -159,6 +159,7 @@ fn checked(datagram: &[u8], src: SocketAddr, dst: IpAddr) -> Option<&[u8]> {
         tclass: 0,
         hop_limit: 0,
         udp_len: u16::try_from(datagram.len()).ok()?,
+        ifindex: 0,
     };
     icrc::verify(&net, packet, u32::from_le_bytes(*icrc)).map(|_| packet)
 }

@@ -7,6 +7,7 @@ use rustix::event::epoll;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
+use super::groups::Memberships;
 use super::{Client, Lend, ServerOptions, Service, SocketId, Source};
 use crate::group::Group;
 use crate::protocol::{self, Counters, Reply};
@@ -27,12 +28,14 @@ struct Saved {
     lends: Vec<SavedLend>,
 }
 
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct SavedLend {
     socket: SocketId,
     /// None: given back.
     lane: Option<u16>,
     lease: u64,
+    #[serde(default)]
+    groups: Memberships,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,8 +78,12 @@ impl Service {
             program: client.program.clone(),
             lanes: client.lanes.clone(),
         };
-        let saved_lend =
-            |(socket, lend): (&SocketId, &Lend)| SavedLend { socket: *socket, lane: lend.lane, lease: lend.lease };
+        let saved_lend = |(socket, lend): (&SocketId, &Lend)| SavedLend {
+            socket: *socket,
+            lane: lend.lane,
+            lease: lend.lease,
+            groups: lend.groups.clone(),
+        };
         self.store.save_service(&Saved {
             started_s: self.started_s,
             restarts: self.restarts,
@@ -166,8 +173,13 @@ impl Service {
             let wanted = if lane.is_some() { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
             epoll::add(&self.epoll, &relay, Source::Relay(socket).token(), wanted)
                 .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
-            let lease = lends.iter().find(|lend| lend.socket == socket).map_or(0, |lend| lend.lease);
-            self.lends.insert(socket, Lend { relay, lane, lease });
+            let saved = lends.iter().find(|lend| lend.socket == socket);
+            let lease = saved.map_or(0, |lend| lend.lease);
+            let mut groups = saved.map(|lend| lend.groups.clone()).unwrap_or_default();
+            if lane.is_none() {
+                self.leave_all(socket, std::mem::take(&mut groups));
+            }
+            self.lends.insert(socket, Lend { relay, lane, lease, groups });
         }
         Ok(())
     }

@@ -491,6 +491,7 @@ impl Pair {
             tclass: 0,
             hop_limit: 64,
             udp_len: payload.len() as u16,
+            ifindex: 0,
         };
         self.enqueue(self.now, from, SimPacket { headers, payload: payload.to_vec(), net });
     }

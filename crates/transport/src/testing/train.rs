@@ -80,5 +80,6 @@ fn net(path: &PathAddr, payload: usize) -> NetHeader {
         tclass: path.tclass,
         hop_limit: path.hop_limit,
         udp_len: payload as u16,
+        ifindex: 0,
     }
 }

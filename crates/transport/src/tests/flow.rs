@@ -355,7 +355,7 @@ fn an_answer_to_who_never_asked_is_dropped() {
 }
 
 fn net(src: IpAddr, dst: IpAddr) -> NetHeader {
-    NetHeader { src, dst, src_port: 1, tclass: 3, hop_limit: 64, udp_len: 0 }
+    NetHeader { src, dst, src_port: 1, tclass: 3, hop_limit: 64, udp_len: 0, ifindex: 0 }
 }
 
 /// Gives B a datagram of a sender that asks; takes what B sends at once.

@@ -215,6 +215,7 @@ fn net(pair: &Pair) -> ferroce_wire::NetHeader {
         tclass: 0,
         hop_limit: 64,
         udp_len: 100,
+        ifindex: 0,
     }
 }
 

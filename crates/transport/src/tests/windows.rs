@@ -137,6 +137,7 @@ fn both_sides_of_a_queue_pair_take_turns() {
         tclass: 0,
         hop_limit: 64,
         udp_len: 0,
+        ifindex: 0,
     };
     let packet = crate::Packet { headers: &headers, payload: &[], net: &net };
     pair.b.qp.handle_packet(0, &packet, &mut pair.b.host);

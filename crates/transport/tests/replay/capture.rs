@@ -27,6 +27,7 @@ impl<'a> Heard<'a> {
             tclass: datagram.tclass,
             hop_limit: datagram.hop_limit,
             udp_len: datagram.payload.len() as u16,
+            ifindex: 0,
         };
         let (packet, sum) = datagram.payload.split_last_chunk::<ICRC_LEN>().expect("a RoCE packet has an ICRC");
         let icrc_right = icrc::verify(&net, packet, u32::from_le_bytes(*sum)).is_some();

@@ -14,7 +14,7 @@ pub(crate) fn any_bytes(udp_payload: &[u8]) {
     let v4 = (Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
     let v6 = (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).into(), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into());
     for (src, dst) in [v4, v6] {
-        let net = NetHeader { src, dst, src_port: 49_152, tclass: 0, hop_limit: 64, udp_len };
+        let net = NetHeader { src, dst, src_port: 49_152, tclass: 0, hop_limit: 64, udp_len, ifindex: 0 };
         let received = udp_payload.last_chunk::<ICRC_LEN>().map_or(0, |icrc| u32::from_le_bytes(*icrc));
         let right = icrc::icrc_over(&net, 0, packet);
         match icrc::verify(&net, packet, received) {

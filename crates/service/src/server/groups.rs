@@ -1,0 +1,213 @@
+//! Multicast groups: the service has copies of the lanes' sockets and joins with them, so that it knows and bounds who is a member,
+//! and ends it with the lane. The kernel gives each socket that joined a copy of what is sent to the group, and others none
+//! (`IP_MULTICAST_ALL` is off), whatever the steering program says.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::{Client, Service, SocketId};
+use crate::protocol::Reply;
+use crate::{ServiceError, sys};
+
+/// Groups that a socket joined, and on which interfaces.
+pub(super) type Memberships = BTreeSet<(IpAddr, u32)>;
+
+/// Memberships of one lane, at most. The kernel allows fewer by default (`net.ipv4.igmp_max_memberships`), for IPv4 only.
+const GROUPS_PER_LANE_MAX: usize = 64;
+
+impl Service {
+    pub(super) fn join_group(
+        &mut self,
+        client: u64,
+        lane: u16,
+        group: IpAddr,
+        ifindex: u32,
+    ) -> Result<Reply, ServiceError> {
+        let socket = self.lane_of_client(client, lane)?;
+        let group = group.to_canonical();
+        if !group.is_multicast() {
+            return Err(ServiceError::new(libc::EINVAL, format!("{group} is not a multicast address")));
+        }
+        if ifindex == 0 {
+            return Err(ServiceError::new(libc::ENODEV, format!("{group} is joined on an interface; 0 is none")));
+        }
+        let lend = self.lends.get_mut(&socket).expect("a lane's socket is lent");
+        if lend.groups.contains(&(group, ifindex)) {
+            return Ok(Reply::Joined);
+        }
+        let too_many = |what: String| Err(ServiceError::new(libc::ENOMEM, what));
+        if lend.groups.len() >= GROUPS_PER_LANE_MAX {
+            return too_many(format!("the program is in {GROUPS_PER_LANE_MAX} multicast groups already"));
+        }
+        let descriptor = self.group.as_ref().and_then(|group| group.socket(socket)).expect("a lent socket is open");
+        match sys::set_membership(descriptor, group, ifindex, true) {
+            Ok(()) => {}
+            // It was joined just before the service crashed.
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                let joined = lend.groups.len();
+                return too_many(format!(
+                    "the kernel lets no socket join more than the {joined} groups that the program is in: raise sysctl net.ipv4.igmp_max_memberships"
+                ));
+            }
+            Err(error) => {
+                let what = format!("cannot join multicast group {group} on interface {ifindex}");
+                return Err(ServiceError::system(what, sys::errno(&error)));
+            }
+        }
+        lend.groups.insert((group, ifindex));
+        self.dirty = true;
+        Ok(Reply::Joined)
+    }
+
+    pub(super) fn leave_group(
+        &mut self,
+        client: u64,
+        lane: u16,
+        group: IpAddr,
+        ifindex: u32,
+    ) -> Result<Reply, ServiceError> {
+        let socket = self.lane_of_client(client, lane)?;
+        let membership = (group.to_canonical(), ifindex);
+        if self.lends.get_mut(&socket).expect("a lane's socket is lent").groups.remove(&membership) {
+            self.leave_all(socket, Memberships::from([membership]));
+            self.dirty = true;
+        }
+        Ok(Reply::Left)
+    }
+
+    pub(super) fn leave_all(&self, socket: SocketId, groups: Memberships) {
+        let Some(descriptor) = self.group.as_ref().and_then(|group| group.socket(socket)) else {
+            return;
+        };
+        for (group, ifindex) in groups {
+            // The membership of an interface that is gone is gone.
+            if let Err(error) = sys::set_membership(descriptor, group, ifindex, false) {
+                log::debug!("socket {socket} does not leave {group} on interface {ifindex}: {error}");
+            }
+        }
+    }
+
+    /// Memberships of a client's lanes.
+    pub(super) fn groups_of(&self, client: &Client) -> u32 {
+        client.lanes.values().map(|socket| self.lends[socket].groups.len() as u32).sum()
+    }
+
+    fn lane_of_client(&self, client: u64, lane: u16) -> Result<SocketId, ServiceError> {
+        let lanes = &self.clients[&client].lanes;
+        lanes
+            .get(&lane)
+            .copied()
+            .ok_or_else(|| ServiceError::new(libc::EINVAL, format!("lane {lane} is not leased to this program")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, Instant};
+
+    use ferroce_testkit::{free_name, free_port};
+
+    use super::*;
+    use crate::client::{Client, StartOptions};
+    use crate::server::{Hosted, ServerOptions};
+
+    const LOOPBACK: u32 = 1;
+    const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 71, 9);
+
+    fn service() -> (Hosted, StartOptions) {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None };
+        let client = StartOptions { name: options.name.clone(), port: options.port, ..StartOptions::default() };
+        (Service::spawn_in_process(options).unwrap(), client)
+    }
+
+    fn lane(options: &StartOptions) -> (Client, crate::client::LaneLease, UdpSocket) {
+        let client = Client::connect(options).unwrap();
+        let mut lease = client.lease_lane().unwrap();
+        let socket: OwnedFd = lease.take_rx().remove(0);
+        (client, lease, UdpSocket::from(socket))
+    }
+
+    /// Sends to the group, and a mark to each lane by its number; gives what each lane got before the mark.
+    fn send_and_count<const N: usize>(options: &StartOptions, lanes: [(u16, &UdpSocket); N]) -> [usize; N] {
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(&[0xff; 24], (GROUP, options.port)).unwrap();
+        lanes.map(|(number, socket)| {
+            let mut mark = [0; 16];
+            mark[4..8].copy_from_slice(&(u32::from(number) << crate::LANE_SHIFT).to_be_bytes());
+            sender.send_to(&mark, ("127.0.0.1", options.port)).unwrap();
+            let (mut count, give_up) = (0, Instant::now() + Duration::from_secs(60));
+            loop {
+                match socket.recv(&mut [0; 64]) {
+                    Ok(16) => return count,
+                    Ok(_) => count += 1,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+                assert!(Instant::now() < give_up, "the mark does not come");
+            }
+        })
+    }
+
+    #[test]
+    fn each_lane_that_joined_gets_a_copy_and_others_none() {
+        let (_service, options) = service();
+        let (first, first_lease, first_socket) = lane(&options);
+        let (second, second_lease, second_socket) = lane(&options);
+        let (_third, third_lease, third_socket) = lane(&options);
+        let sockets = || {
+            [
+                (first_lease.lane(), &first_socket),
+                (second_lease.lane(), &second_socket),
+                (third_lease.lane(), &third_socket),
+            ]
+        };
+        assert_eq!(send_and_count(&options, sockets()), [0, 0, 0]);
+        for _ in 0..2 {
+            first.join_group(first_lease.lane(), GROUP.into(), LOOPBACK).expect("join");
+        }
+        second.join_group(second_lease.lane(), GROUP.to_ipv6_mapped().into(), LOOPBACK).expect("join");
+        assert_eq!(send_and_count(&options, sockets()), [1, 1, 0]);
+        let groups: Vec<u32> = first.status().unwrap().clients.iter().map(|client| client.groups).collect();
+        assert_eq!(groups, [1, 1, 0]);
+        for _ in 0..2 {
+            first.leave_group(first_lease.lane(), GROUP.into(), LOOPBACK).expect("leave");
+        }
+        assert_eq!(send_and_count(&options, sockets()), [0, 1, 0]);
+    }
+
+    /// A forked child, say, still has it.
+    #[test]
+    fn the_socket_of_a_lane_that_was_given_back_is_in_no_group_whoever_keeps_it() {
+        let (_service, options) = service();
+        let (client, lease, socket) = lane(&options);
+        client.join_group(lease.lane(), GROUP.into(), LOOPBACK).expect("join");
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        lease.release().expect("released");
+        sender.send_to(&[0xff; 24], (GROUP, options.port)).unwrap();
+        // What came would be there: loopback delivers within the call.
+        assert!(socket.recv(&mut [0; 64]).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_joined_is_refused() {
+        let (_service, options) = service();
+        let (client, lease, _socket) = lane(&options);
+        let (_other, foreign, _) = lane(&options);
+        let errno = |lane, group: &str, ifindex| {
+            client.join_group(lane, group.parse().unwrap(), ifindex).map_err(|error| error.errno())
+        };
+        let own = lease.lane();
+        assert_eq!(errno(own, "10.0.0.1", LOOPBACK), Err(libc::EINVAL));
+        assert_eq!(errno(own, "fe80::1", LOOPBACK), Err(libc::EINVAL));
+        assert_eq!(errno(own, "239.1.1.1", 0), Err(libc::ENODEV));
+        assert_eq!(errno(own, "239.1.1.1", 0x7fff_fff0), Err(libc::ENODEV));
+        assert_eq!(errno(own, "ff0e::1", u32::MAX), Err(libc::ENODEV));
+        assert_eq!(errno(foreign.lane(), "239.1.1.1", LOOPBACK), Err(libc::EINVAL));
+        let refused = (0..=GROUPS_PER_LANE_MAX).find_map(|n| errno(own, &format!("239.2.1.{n}"), LOOPBACK).err());
+        assert_eq!(refused, Some(libc::ENOMEM));
+        client.leave_group(own, "239.2.1.0".parse().unwrap(), LOOPBACK).expect("leave");
+        assert_eq!(errno(own, "239.2.1.200", LOOPBACK), Ok(()));
+    }
+}
