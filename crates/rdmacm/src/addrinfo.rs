@@ -73,11 +73,11 @@ fn result(wanted: &Wanted, found: *const sockaddr, canonical: *const c_char) -> 
         if !addresses.1.is_null() {
             (fill.ai_dst_addr, fill.ai_dst_len) = keep(addresses.1)?;
         }
-        if found.is_null() {
-            return Ok(());
+        let told = if found.is_null() { addresses.0 } else { found };
+        if !told.is_null() {
+            // SAFETY: an address.
+            fill.ai_family = c_int::from(unsafe { (*told).sa_family });
         }
-        // SAFETY: an address.
-        fill.ai_family = c_int::from(unsafe { (*found).sa_family });
         Ok(())
     })();
     let name = keep_name(canonical);
@@ -181,7 +181,8 @@ rdma! {
         let wanted = wanted(hints);
         if is_empty(node) && is_empty(service) {
             let known = if wanted.flags & RAI_PASSIVE != 0 { wanted.src } else { wanted.dst };
-            if known.is_null() {
+            // A source alone says where packets to some group leave.
+            if known.is_null() && wanted.src.is_null() {
                 return Err(Refusal::invalid("neither a node nor a service nor an address in the hints"));
             }
             put(res, result(&wanted, known, ptr::null())?)?;

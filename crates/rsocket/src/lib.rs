@@ -1,5 +1,6 @@
 #![forbid(unsafe_code)]
-//! The protocol of rsockets (rsocket(7)), version 1, as rdma-core's `librdmacm` speaks it: a byte stream over an RC queue pair.
+//! The protocol of rsockets (rsocket(7)), version 1, as rdma-core's `librdmacm` speaks it: a byte stream over an RC queue pair, and
+//! datagrams over UD ones.
 //!
 //! Nothing here knows a clock, a socket, memory or `unsafe`: immediates and completions come in, work requests and places in buffers
 //! come out. The entry is [`Stream`], whose documentation says how it is driven.
@@ -19,9 +20,11 @@
 //! | `stream` | [`Stream`]: both directions of a connection |
 //! | `ring` | the send buffer |
 //! | `receive` | the receive buffer, credits and targets for the peer |
+//! | `datagram` | headers of datagrams |
 //! | `iomap` | memory that one end lets the other write to (`riomap`, `riowrite`) |
 
 mod conn;
+mod datagram;
 mod imm;
 mod iomap;
 mod receive;
@@ -29,6 +32,9 @@ mod ring;
 mod stream;
 
 pub use conn::{CONN_DATA_LEN, ConnData, ConnError, SGE_LEN, Sge, TARGETS};
+pub use datagram::{
+    DATAGRAM_HEADER_MAX, DATAGRAM_MAX, DataHeader, HeaderBytes, Introduction, Purpose,
+};
 pub use imm::{Control, Message};
 pub use iomap::{IOMAP_LEN, Iomap, from_scaled, to_scaled};
 pub use receive::Span;
