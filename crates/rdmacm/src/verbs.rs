@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use ferroce_abi::cm::{ferroce_cm_event, ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp};
 use ferroce_abi::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
+    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
+    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
 use libc::{sockaddr, sockaddr_storage};
 
@@ -29,6 +29,8 @@ unsafe extern "C" {
     pub(crate) fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
     pub(crate) fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub(crate) fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    pub(crate) fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
+    pub(crate) fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
     pub(crate) fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     pub(crate) fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     pub(crate) fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;

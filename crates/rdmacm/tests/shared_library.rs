@@ -75,6 +75,11 @@ fn a_program_of_c_uses_rsockets() {
     run("rsockets");
 }
 
+#[test]
+fn a_program_of_c_uses_datagram_rsockets_and_multicast() {
+    run("datagrams");
+}
+
 /// Compiles and runs a program of this folder, which says `good` in the end.
 fn run(name: &str) {
     let installation = installation();

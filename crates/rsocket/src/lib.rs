@@ -32,9 +32,7 @@ mod ring;
 mod stream;
 
 pub use conn::{CONN_DATA_LEN, ConnData, ConnError, SGE_LEN, Sge, TARGETS};
-pub use datagram::{
-    DATAGRAM_HEADER_MAX, DATAGRAM_MAX, DataHeader, HeaderBytes, Introduction, Purpose,
-};
+pub use datagram::{DATAGRAM_HEADER_MAX, DATAGRAM_MAX, DataHeader, HeaderBytes, Introduction, Purpose};
 pub use imm::{Control, Message};
 pub use iomap::{IOMAP_LEN, Iomap, from_scaled, to_scaled};
 pub use receive::Span;

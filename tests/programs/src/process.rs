@@ -111,16 +111,38 @@ impl Running {
     /// Waits until the program listens for connections by RDMA-CM, which `status` tells: it makes a `ferroce status --json` in the
     /// program's place.
     pub fn wait_connectable(&mut self, status: impl Fn() -> Command, limit: Duration) -> Result<(), Failure> {
-        self.wait_for("listen for connections", limit, |this| {
-            let pid = this.program_pid().as_raw_nonzero().get();
-            let output = status().stdin(Stdio::null()).output().ok();
-            let status = output.and_then(|output| serde_json::from_slice::<serde_json::Value>(&output.stdout).ok());
-            let clients = status.as_ref().and_then(|status| status.get("clients")?.as_array());
-            clients.into_iter().flatten().any(|client| {
-                let number = |name| client.get(name).and_then(serde_json::Value::as_i64);
-                number("pid") == Some(pid.into()) && number("listeners").is_some_and(|listeners| listeners > 0)
+        self.wait_for("listen for connections", limit, |this| this.status_number(&status, "listeners") > 0)
+    }
+
+    /// Waits until the program has a UDP port.
+    pub fn wait_bound(&mut self, port: u16, limit: Duration) -> Result<(), Failure> {
+        let is_bound = move |this: &Running| {
+            ["udp", "udp6"].iter().any(|table| {
+                let path = format!("/proc/{}/net/{table}", this.pid());
+                let suffix = format!(":{port:04X}");
+                fs::read_to_string(path).is_ok_and(|table| {
+                    let mut locals = table.lines().filter_map(|line| line.split_whitespace().nth(1));
+                    locals.any(|local| local.ends_with(&suffix))
+                })
             })
-        })
+        };
+        self.wait_for(&format!("bind UDP port {port}"), limit, is_bound)
+    }
+
+    /// Waits until the program is in a multicast group, which `status` tells as for [`Running::wait_connectable`].
+    pub fn wait_member(&mut self, status: impl Fn() -> Command, limit: Duration) -> Result<(), Failure> {
+        self.wait_for("join a multicast group", limit, |this| this.status_number(&status, "groups") > 0)
+    }
+
+    /// A number that the service's status has of the program; 0: none.
+    fn status_number(&self, status: impl Fn() -> Command, name: &str) -> i64 {
+        let pid = self.program_pid().as_raw_nonzero().get();
+        let output = status().stdin(Stdio::null()).output().ok();
+        let status = output.and_then(|output| serde_json::from_slice::<serde_json::Value>(&output.stdout).ok());
+        let clients = status.as_ref().and_then(|status| status.get("clients")?.as_array());
+        let number = |client: &serde_json::Value, name| client.get(name).and_then(serde_json::Value::as_i64);
+        let own = clients.into_iter().flatten().find(|client| number(client, "pid") == Some(pid.into()));
+        own.and_then(|client| number(client, name)).unwrap_or(0)
     }
 
     /// Waits until the program has printed `text` on its standard output.

@@ -11,7 +11,7 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use super::endpoint::Endpoint;
 use super::wait::Patience;
-use super::{Inner, OwnedId, Socket, State, find, publish};
+use super::{Entry, Inner, OwnedId, Socket, State, find, find_any, publish};
 use crate::abi::{event as code, rdma_cm_event, rdma_cm_id, rdma_conn_param};
 use crate::channel::ChannelObject;
 use crate::connect::{REJECT_CONSUMER, rdma_accept, rdma_connect, rdma_disconnect, rdma_listen};
@@ -30,7 +30,7 @@ fn done(result: c_int) -> Call<()> {
 }
 
 /// A socket address of the program.
-fn address(pointer: *const sockaddr, len: socklen_t) -> Call<sockaddr_storage> {
+pub(super) fn address(pointer: *const sockaddr, len: socklen_t) -> Call<sockaddr_storage> {
     if (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(Refusal::invalid(format!("an address of {len} bytes")));
     }
@@ -44,7 +44,10 @@ fn address(pointer: *const sockaddr, len: socklen_t) -> Call<sockaddr_storage> {
 rdma! {
     /// `rbind`, see rsocket(7).
     fn rbind(socket: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-        let socket = find(socket)?;
+        let socket = match find_any(socket)? {
+            Entry::Stream(socket) => socket,
+            Entry::Datagram(socket) => return socket.bind(addr, len).map(|()| 0),
+        };
         let wanted = address(addr, len)?;
         let inner = socket.inner();
         if !matches!(inner.state, State::Idle) || inner.id.get().inner().bound {
@@ -98,7 +101,10 @@ rdma! {
 
     /// `rconnect`, see rsocket(7): EINPROGRESS until a socket that does not block is connected.
     fn rconnect(socket: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-        let socket = find(socket)?;
+        let socket = match find_any(socket)? {
+            Entry::Stream(socket) => socket,
+            Entry::Datagram(socket) => return socket.connect(addr, len).map(|()| 0),
+        };
         let is_nonblocking = {
             let mut inner = socket.inner();
             if matches!(inner.state, State::Idle) {
@@ -140,7 +146,10 @@ rdma! {
 
     /// `rgetpeername`, see rsocket(7).
     fn rgetpeername(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        let socket = find(socket)?;
+        let socket = match find_any(socket)? {
+            Entry::Stream(socket) => socket,
+            Entry::Datagram(socket) => return socket.peer_name(addr, len).map(|()| 0),
+        };
         let inner = socket.inner();
         if !matches!(inner.state, State::Connected(_) | State::Accepting(_)) {
             return Err(Refusal::told(libc::ENOTCONN));
@@ -152,7 +161,10 @@ rdma! {
 
     /// `rgetsockname`, see rsocket(7).
     fn rgetsockname(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        let socket = find(socket)?;
+        let socket = match find_any(socket)? {
+            Entry::Stream(socket) => socket,
+            Entry::Datagram(socket) => return socket.own_name(addr, len).map(|()| 0),
+        };
         let inner = socket.inner();
         // SAFETY: a live id.
         let mut own = unsafe { (*inner.id.get().as_ptr()).route.addr.src };
@@ -176,7 +188,7 @@ pub(super) fn send_patience(socket: &Socket, flags: c_int) -> Patience {
     patience(inner.options.is_nonblocking || flags & libc::MSG_DONTWAIT != 0, inner.options.send_timeout)
 }
 
-fn patience(is_nonblocking: bool, timeout: Option<Duration>) -> Patience {
+pub(super) fn patience(is_nonblocking: bool, timeout: Option<Duration>) -> Patience {
     match timeout {
         _ if is_nonblocking => Patience::None,
         // A time that no clock can count is for ever.
@@ -186,7 +198,7 @@ fn patience(is_nonblocking: bool, timeout: Option<Duration>) -> Patience {
 }
 
 /// Writes an address as far as there is room, and its whole length.
-fn show(from: &sockaddr_storage, to: *mut sockaddr, len: *mut socklen_t) -> Call<()> {
+pub(super) fn show(from: &sockaddr_storage, to: *mut sockaddr, len: *mut socklen_t) -> Call<()> {
     let whole = addr::length(addr::plain(from)).unwrap_or(size_of::<sockaddr>());
     let room = *given(len, "the address's length")? as usize;
     let part = room.min(whole);

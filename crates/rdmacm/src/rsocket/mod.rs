@@ -1,4 +1,4 @@
-//! rsockets (rsocket(7)): stream sockets over RDMA, for programs and for librdmacm's preload library.
+//! rsockets (rsocket(7)): sockets over RDMA, for programs and for librdmacm's preload library.
 //!
 //! The protocol is in `crates/rsocket`. Here is what drives it with ids, queue pairs and waiting:
 //!
@@ -9,6 +9,7 @@
 //! | `config`, `options` | defaults of the host; socket options |
 //! | `connect` | from address to connection and back |
 //! | `transfer` | sending and receiving |
+//! | `datagram` | datagram sockets |
 //! | `iomap` | memory mapped for the peer |
 //! | `lock` | locks that a `longjmp` may abandon |
 //! | `wait`, `poll` | sleeping on one socket, or on many |
@@ -18,6 +19,7 @@
 
 mod config;
 pub mod connect;
+mod datagram;
 mod endpoint;
 mod gather;
 pub mod iomap;
@@ -41,6 +43,7 @@ use crate::entry::{Call, Refusal, check, rdma};
 use crate::id::{Fresh, IdObject, rdma_destroy_id};
 use crate::verbs;
 
+use datagram::Datagram;
 use endpoint::Endpoint;
 use iomap::Mappings;
 use lock::{Guard, Lock};
@@ -116,21 +119,50 @@ impl Drop for OwnedId {
     }
 }
 
-/// All rsockets of the process by descriptor.
-static TABLE: RwLock<Option<HashMap<c_int, Arc<Socket>>>> = RwLock::new(None);
+/// An rsocket of either kind.
+#[derive(Clone)]
+enum Entry {
+    Stream(Arc<Socket>),
+    Datagram(Arc<Datagram>),
+}
 
-fn lookup(fd: c_int) -> Option<Arc<Socket>> {
+impl Entry {
+    /// The process that made it.
+    fn pid(&self) -> u32 {
+        match self {
+            Entry::Stream(socket) => socket.pid,
+            Entry::Datagram(socket) => socket.pid,
+        }
+    }
+}
+
+/// All rsockets of the process by descriptor.
+static TABLE: RwLock<Option<HashMap<c_int, Entry>>> = RwLock::new(None);
+
+fn lookup(fd: c_int) -> Option<Entry> {
     TABLE.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&fd).cloned()
 }
 
+fn insert(fd: c_int, entry: Entry) {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(fd, entry);
+}
+
 /// The rsocket of a descriptor.
-fn find(fd: c_int) -> Call<Arc<Socket>> {
-    let socket = lookup(fd).ok_or_else(|| Refusal::new(libc::EBADF, format!("{fd} is no rsocket")))?;
-    if socket.pid != std::process::id() {
+fn find_any(fd: c_int) -> Call<Entry> {
+    let entry = lookup(fd).ok_or_else(|| Refusal::new(libc::EBADF, format!("{fd} is no rsocket")))?;
+    if entry.pid() != std::process::id() {
         let what = "the rsocket belongs to the parent process: RDMA objects do not survive fork";
         return Err(Refusal::new(libc::EIO, what));
     }
-    Ok(socket)
+    Ok(entry)
+}
+
+/// The same, for what only streams have.
+fn find(fd: c_int) -> Call<Arc<Socket>> {
+    match find_any(fd)? {
+        Entry::Stream(socket) => Ok(socket),
+        Entry::Datagram(_) => Err(Refusal::new(libc::EOPNOTSUPP, format!("{fd} is a datagram socket"))),
+    }
 }
 
 /// Gives a socket its number.
@@ -143,11 +175,11 @@ fn publish(socket: Arc<Socket>) -> Call<c_int> {
     // SAFETY: just made, and nobody else's.
     let number = unsafe { OwnedFd::from_raw_fd(fd) };
     socket.number.set(number).expect("a socket is given out once");
-    TABLE.write().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(fd, socket);
+    insert(fd, Entry::Stream(socket));
     Ok(fd)
 }
 
-fn withdraw(fd: c_int) -> Option<Arc<Socket>> {
+fn withdraw(fd: c_int) -> Option<Entry> {
     TABLE.write().unwrap_or_else(PoisonError::into_inner).as_mut()?.remove(&fd)
 }
 
@@ -207,36 +239,42 @@ fn create(domain: c_int, options: Options) -> Call<Arc<Socket>> {
 }
 
 rdma! {
-    /// `rsocket`, see rsocket(7): of AF_INET or AF_INET6, and SOCK_STREAM.
+    /// `rsocket`, see rsocket(7): of AF_INET or AF_INET6, and SOCK_STREAM or SOCK_DGRAM.
     fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
-        // Refusals here have no words: the preload library asks for each socket that anybody in the process makes, libibverbs too, which
-        // may hold the locks that telling needs. Then it makes an ordinary socket.
+        // Refusals here have no words: the preload library asks for each socket that anybody in the process makes by the C library, who
+        // may hold the locks that telling needs. Then it makes an ordinary socket. (Our libraries make theirs by system calls.)
         if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
             return Err(Refusal::told(libc::EAFNOSUPPORT));
         }
-        if r#type & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != libc::SOCK_STREAM {
-            return Err(Refusal::told(libc::ESOCKTNOSUPPORT));
-        }
-        if !matches!(protocol, 0 | libc::IPPROTO_TCP) {
+        let kind = r#type & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+        let own_protocol = match kind {
+            libc::SOCK_STREAM => libc::IPPROTO_TCP,
+            libc::SOCK_DGRAM => libc::IPPROTO_UDP,
+            _ => return Err(Refusal::told(libc::ESOCKTNOSUPPORT)),
+        };
+        if protocol != 0 && protocol != own_protocol {
             return Err(Refusal::told(libc::EPROTONOSUPPORT));
         }
         let mut options = Options::new();
         options.is_nonblocking = r#type & libc::SOCK_NONBLOCK != 0;
         options.is_cloexec = r#type & libc::SOCK_CLOEXEC != 0;
-        publish(create(domain, options)?)
+        if kind == libc::SOCK_DGRAM { Datagram::open(domain, options) } else { publish(create(domain, options)?) }
     }
 
     /// `rclose`, see rsocket(7): waits until the peer has got what was sent, unless the connection is broken or lingers less.
     fn rclose(number: c_int) -> c_int {
-        let socket = withdraw(number).ok_or_else(|| Refusal::new(libc::EBADF, format!("{number} is no rsocket")))?;
-        if socket.pid != std::process::id() {
+        let entry = withdraw(number).ok_or_else(|| Refusal::new(libc::EBADF, format!("{number} is no rsocket")))?;
+        if entry.pid() != std::process::id() {
             // What is behind it is the parent's.
             // SAFETY: the descriptor is this process's copy, of which nobody knows any more.
             unsafe { libc::close(number) };
-            std::mem::forget(socket);
+            std::mem::forget(entry);
             return Ok(0);
         }
-        connect::close(&socket);
+        match entry {
+            Entry::Stream(socket) => connect::close(&socket),
+            Entry::Datagram(socket) => socket.close(),
+        }
         Ok(0)
     }
 }

@@ -7,7 +7,7 @@ use ferroce_abi::ibv_sa_path_rec;
 use ferroce_rsocket::{LOW_WATER, QUEUE_MAX, from_scaled, to_scaled};
 use libc::socklen_t;
 
-use super::{Inner, Socket, State, config, find};
+use super::{Entry, Inner, Socket, State, config, find_any};
 use crate::entry::{Call, Refusal, given, rdma};
 
 /// Options of RDMA (rsocket.h).
@@ -89,12 +89,17 @@ impl Options {
 }
 
 /// An option's value, as the program gives it.
-struct Value {
+pub(super) struct Value {
     start: *const c_void,
     len: usize,
 }
 
 impl Value {
+    /// As C has it.
+    pub(super) fn raw(&self) -> (*const c_void, socklen_t) {
+        (self.start, self.len as socklen_t)
+    }
+
     /// The value as a `T`, whatever its alignment.
     fn read<T: Copy>(&self) -> Call<T> {
         given(self.start.cast::<u8>(), "the option's value")?;
@@ -139,7 +144,7 @@ fn set(socket: &Socket, level: c_int, option: c_int, value: &Value) -> Call<()> 
     let inner: &mut Inner = &mut guard;
     let is_open = matches!(inner.state, State::Idle | State::Listening { .. });
     match (level, option) {
-        (SOL_RDMA, _) => set_rdma(inner, option, value, is_open),
+        (SOL_RDMA, _) => set_rdma(&mut inner.options.sizes, option, value, is_open),
         (libc::IPPROTO_TCP, _) => set_tcp(&mut inner.options, option, value),
         (libc::SOL_SOCKET, _) => set_socket(inner, option, value, is_open),
         (libc::IPPROTO_IP, libc::IP_TOS) => {
@@ -155,24 +160,38 @@ fn set(socket: &Socket, level: c_int, option: c_int, value: &Value) -> Call<()> 
     }
 }
 
+/// Sets what sockets of both kinds have of their own; None: it is another option.
+pub(super) fn set_sizes(
+    options: &mut Options,
+    level: c_int,
+    option: c_int,
+    value: &Value,
+    is_open: bool,
+) -> Option<Call<()>> {
+    let (sizes, is_receive) = (&mut options.sizes, option == libc::SO_RCVBUF);
+    Some(match (level, option) {
+        (SOL_RDMA, _) => set_rdma(sizes, option, value, is_open),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => buffer(value, 2 * LOW_WATER).map(|wanted| {
+            let place = if is_receive { &mut sizes.receive_buffer } else { &mut sizes.send_buffer };
+            if is_open {
+                *place = wanted;
+            }
+        }),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => value.timeout().map(|timeout| options.receive_timeout = timeout),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => value.timeout().map(|timeout| options.send_timeout = timeout),
+        _ => return None,
+    })
+}
+
 fn set_socket(inner: &mut Inner, option: c_int, value: &Value, is_open: bool) -> Call<()> {
     let options = &mut inner.options;
+    if let Some(done) = set_sizes(options, libc::SOL_SOCKET, option, value, is_open) {
+        return done;
+    }
     match option {
         libc::SO_REUSEADDR => {
             options.reuse = value.flag()?;
             inner.id.get().inner().reuse = options.reuse;
-        }
-        libc::SO_RCVBUF => {
-            let wanted = buffer(value, 2 * LOW_WATER)?;
-            if is_open {
-                options.sizes.receive_buffer = wanted;
-            }
-        }
-        libc::SO_SNDBUF => {
-            let wanted = buffer(value, 2 * LOW_WATER)?;
-            if is_open {
-                options.sizes.send_buffer = wanted;
-            }
         }
         libc::SO_LINGER => {
             let linger = value.read::<libc::linger>()?;
@@ -181,8 +200,6 @@ fn set_socket(inner: &mut Inner, option: c_int, value: &Value, is_open: bool) ->
         }
         libc::SO_KEEPALIVE => options.keepalive = value.flag()?,
         libc::SO_OOBINLINE => options.oob_inline = value.flag()?,
-        libc::SO_RCVTIMEO => options.receive_timeout = value.timeout()?,
-        libc::SO_SNDTIMEO => options.send_timeout = value.timeout()?,
         other => return Err(unknown(libc::SOL_SOCKET, other)),
     }
     Ok(())
@@ -204,12 +221,11 @@ fn set_tcp(options: &mut Options, option: c_int, value: &Value) -> Call<()> {
     Ok(())
 }
 
-fn set_rdma(inner: &mut Inner, option: c_int, value: &Value, is_open: bool) -> Call<()> {
+fn set_rdma(sizes: &mut Sizes, option: c_int, value: &Value, is_open: bool) -> Call<()> {
     if !is_open {
         return Err(Refusal::invalid("the rsocket is connected: its sizes are fixed"));
     }
     let queue = |value: &Value| Ok(u16::try_from(value.number()?).unwrap_or(u16::MAX).min(QUEUE_MAX));
-    let sizes = &mut inner.options.sizes;
     match option {
         RDMA_SQSIZE => sizes.send_queue = queue(value)?,
         RDMA_RQSIZE => sizes.receive_queue = queue(value)?,
@@ -226,6 +242,9 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Call<Vec<u8>> {
     let mut guard = socket.inner();
     let inner: &mut Inner = &mut guard;
     let options = &inner.options;
+    if let Some(bytes) = sizes_of(options, level, option) {
+        return Ok(bytes);
+    }
     let flag = |flag: bool| Ok(c_int::from(flag).to_ne_bytes().to_vec());
     let number = |number: u32| Ok(number.to_ne_bytes().to_vec());
     match (level, option) {
@@ -238,8 +257,6 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Call<Vec<u8>> {
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(options.oob_inline),
         (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(false),
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => flag(matches!(inner.state, State::Listening { .. })),
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.sizes.receive_buffer),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.sizes.send_buffer),
         (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(libc::SOCK_STREAM.to_ne_bytes().to_vec()),
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(libc::IPPROTO_TCP.to_ne_bytes().to_vec()),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(socket.domain.to_ne_bytes().to_vec()),
@@ -247,8 +264,6 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Call<Vec<u8>> {
             let seconds = options.linger.map_or(0, |linger| c_int::try_from(linger.as_secs()).unwrap_or(c_int::MAX));
             Ok([c_int::from(options.linger.is_some()), seconds].map(c_int::to_ne_bytes).concat())
         }
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Ok(timeval(options.receive_timeout)),
-        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Ok(timeval(options.send_timeout)),
         (libc::IPPROTO_IP, libc::IP_TOS) => number(options.tos.into()),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => flag(options.v6_only),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(options.no_delay),
@@ -265,12 +280,57 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Call<Vec<u8>> {
             };
             Ok(info)
         }
+        (SOL_RDMA, RDMA_ROUTE) => Ok(path(inner).map_or_else(Vec::new, |path| path_data(&path))),
+        _ => Err(unknown(level, option)),
+    }
+}
+
+/// What [`set_sizes`] sets.
+pub(super) fn sizes_of(options: &Options, level: c_int, option: c_int) -> Option<Vec<u8>> {
+    let number = |number: u32| number.to_ne_bytes().to_vec();
+    Some(match (level, option) {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.sizes.receive_buffer),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.sizes.send_buffer),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => timeval(options.receive_timeout),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => timeval(options.send_timeout),
         (SOL_RDMA, RDMA_SQSIZE) => number(options.sizes.send_queue.into()),
         (SOL_RDMA, RDMA_RQSIZE) => number(options.sizes.receive_queue.into()),
         (SOL_RDMA, RDMA_INLINE) => number(options.sizes.inline.into()),
         (SOL_RDMA, RDMA_IOMAPSIZE) => number(options.sizes.iomaps.into()),
-        (SOL_RDMA, RDMA_ROUTE) => Ok(path(inner).map_or_else(Vec::new, |path| path_data(&path))),
-        _ => Err(unknown(level, option)),
+        _ => return None,
+    })
+}
+
+/// Writes an option's value as far as there is room, and how much that is.
+pub(super) fn give(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Call<()> {
+    let room = *given(len, "the option's length")? as usize;
+    given(value.cast_const().cast::<u8>(), "the place for the option's value")?;
+    let part = bytes.len().min(room);
+    // SAFETY: room for as many bytes, by the contract of the function.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), part);
+        *len = part as socklen_t;
+    }
+    Ok(())
+}
+
+/// `fcntl`: the flags of the descriptor.
+pub(super) fn control(options: &mut Options, command: c_int, argument: c_int) -> Call<c_int> {
+    match command {
+        libc::F_GETFL => Ok(libc::O_RDWR | if options.is_nonblocking { libc::O_NONBLOCK } else { 0 }),
+        libc::F_SETFL => {
+            options.is_nonblocking = argument & libc::O_NONBLOCK != 0;
+            Ok(0)
+        }
+        libc::F_GETFD => Ok(if options.is_cloexec { libc::FD_CLOEXEC } else { 0 }),
+        libc::F_SETFD => {
+            options.is_cloexec = argument & libc::FD_CLOEXEC != 0;
+            Ok(0)
+        }
+        other => {
+            let what = format!("command {other}: use F_GETFL, F_SETFL, F_GETFD or F_SETFD");
+            Err(Refusal::new(libc::EOPNOTSUPP, what))
+        }
     }
 }
 
@@ -310,44 +370,34 @@ fn path_data(path: &ibv_sa_path_rec) -> Vec<u8> {
 rdma! {
     /// `rsetsockopt`, see rsocket(7). SO_KEEPALIVE is accepted and does nothing: that a peer's process is gone is told without it.
     fn rsetsockopt(socket: c_int, level: c_int, option: c_int, value: *const c_void, len: socklen_t) -> c_int {
-        let socket = find(socket)?;
-        set(&socket, level, option, &Value { start: value, len: len as usize })?;
+        let value = Value { start: value, len: len as usize };
+        match find_any(socket)? {
+            Entry::Stream(socket) => set(&socket, level, option, &value)?,
+            Entry::Datagram(socket) => socket.set_option(level, option, &value)?,
+        }
         Ok(0)
     }
 
     /// `rgetsockopt`, see rsocket(7).
     fn rgetsockopt(socket: c_int, level: c_int, option: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
-        let socket = find(socket)?;
-        let room = *given(len, "the option's length")? as usize;
-        given(value.cast_const().cast::<u8>(), "the place for the option's value")?;
-        let bytes = get(&socket, level, option)?;
-        let part = bytes.len().min(room);
-        // SAFETY: room for as many bytes, by the contract of the function.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), part);
-            *len = part as socklen_t;
+        match find_any(socket)? {
+            Entry::Stream(socket) => {
+                given(len, "the option's length")?;
+                given(value.cast_const().cast::<u8>(), "the place for the option's value")?;
+                give(&get(&socket, level, option)?, value, len)?;
+            }
+            Entry::Datagram(socket) => socket.option(level, option, value, len)?,
         }
         Ok(0)
     }
 
     /// `rfcntl`, see rsocket(7). (Variadic in C: the third argument arrives like a fixed one.)
     fn rfcntl(socket: c_int, command: c_int, argument: usize) -> c_int {
-        let socket = find(socket)?;
-        let mut inner = socket.inner();
         // An int of the program; above it may be anything.
         let argument = argument as c_int;
-        match command {
-            libc::F_GETFL => Ok(libc::O_RDWR | if inner.options.is_nonblocking { libc::O_NONBLOCK } else { 0 }),
-            libc::F_SETFL => {
-                inner.options.is_nonblocking = argument & libc::O_NONBLOCK != 0;
-                Ok(0)
-            }
-            libc::F_GETFD => Ok(if inner.options.is_cloexec { libc::FD_CLOEXEC } else { 0 }),
-            libc::F_SETFD => {
-                inner.options.is_cloexec = argument & libc::FD_CLOEXEC != 0;
-                Ok(0)
-            }
-            other => Err(Refusal::new(libc::EOPNOTSUPP, format!("command {other}: use F_GETFL, F_SETFL, F_GETFD or F_SETFD"))),
+        match find_any(socket)? {
+            Entry::Stream(socket) => control(&mut socket.inner().options, command, argument),
+            Entry::Datagram(socket) => socket.control(command, argument),
         }
     }
 }

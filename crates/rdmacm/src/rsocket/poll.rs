@@ -1,14 +1,13 @@
 //! Waiting for several rsockets and other descriptors: `rpoll`, `rselect`.
 
 use std::ffi::{c_int, c_short, c_ulong};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroce_rsocket::Phase;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd, timeval};
 
 use super::wait::{Patience, Seat, Waker, own_waker, sleep};
-use super::{Inner, Socket, State, config, lookup};
+use super::{Entry, Inner, State, config, lookup};
 use crate::entry::{Call, Refusal, rdma};
 
 /// More descriptors than a process can have.
@@ -58,11 +57,65 @@ fn told(inner: &mut Inner, wanted: c_short) -> c_short {
     }
 }
 
+/// What is to be told of an rsocket, after what has come was taken.
+fn look(entry: &Entry, wanted: c_short, events_too: bool, arm: bool) -> c_short {
+    match entry {
+        Entry::Stream(socket) => {
+            let mut inner = socket.inner();
+            if arm {
+                inner.arm();
+            }
+            inner.advance(socket, events_too);
+            if arm {
+                // What was just taken may have made the connection.
+                inner.arm();
+            }
+            events(&mut inner, wanted)
+        }
+        Entry::Datagram(socket) => {
+            if arm {
+                socket.arm();
+            }
+            let (can_read, can_write) = socket.look();
+            if arm {
+                // Who was just heard may have made a queue pair necessary.
+                socket.arm();
+            }
+            (if can_read { READ } else { 0 } | if can_write { WRITE } else { 0 }) & wanted
+        }
+    }
+}
+
+/// The descriptors that wake who sleeps on an rsocket; -1: none.
+fn wake_fds(entry: &Entry) -> [c_int; 2] {
+    match entry {
+        Entry::Stream(socket) => [socket.channel.fd(), socket.inner().completion_fd().unwrap_or(-1)],
+        Entry::Datagram(socket) => [socket.wake_fd(), -1],
+    }
+}
+
+/// After a sleep: which of the two told.
+fn woken(entry: &Entry, [first, second]: [bool; 2]) {
+    match entry {
+        Entry::Stream(socket) => {
+            // The channel's descriptor stays readable until its events are taken.
+            if first {
+                socket.inner().advance(socket, true);
+            }
+            if second {
+                socket.inner().disarm();
+            }
+        }
+        Entry::Datagram(socket) if first => socket.disarm(),
+        Entry::Datagram(_) => {}
+    }
+}
+
 /// `poll` over a mixed list.
 struct Round<'a> {
     fds: &'a mut [pollfd],
     /// The rsocket of each, if it is one.
-    sockets: Vec<Option<Arc<Socket>>>,
+    sockets: Vec<Option<Entry>>,
     /// Others, as the kernel is asked for them, and which they are.
     plain: Vec<pollfd>,
     plain_at: Vec<usize>,
@@ -71,7 +124,7 @@ struct Round<'a> {
 impl<'a> Round<'a> {
     fn new(fds: &'a mut [pollfd]) -> Round<'a> {
         let pid = std::process::id();
-        let sockets: Vec<_> = fds.iter().map(|polled| lookup(polled.fd).filter(|socket| socket.pid == pid)).collect();
+        let sockets: Vec<_> = fds.iter().map(|polled| lookup(polled.fd).filter(|socket| socket.pid() == pid)).collect();
         let plain_at: Vec<usize> = (0..fds.len()).filter(|at| sockets[*at].is_none()).collect();
         let plain = plain_at.iter().map(|at| pollfd { revents: 0, ..fds[*at] }).collect();
         Round { fds, sockets, plain, plain_at }
@@ -82,16 +135,7 @@ impl<'a> Round<'a> {
         let mut count = 0;
         for (polled, socket) in self.fds.iter_mut().zip(&self.sockets) {
             let Some(socket) = socket else { continue };
-            let mut inner = socket.inner();
-            if arm {
-                inner.arm();
-            }
-            inner.advance(socket, events_too);
-            if arm {
-                // What was just taken may have made the connection.
-                inner.arm();
-            }
-            polled.revents = events(&mut inner, polled.events);
+            polled.revents = look(socket, polled.events, events_too, arm);
             count += usize::from(polled.revents != 0);
         }
         if !self.plain.is_empty() {
@@ -145,8 +189,7 @@ impl<'a> Round<'a> {
             }
             let mut list = vec![watch(waker.fd())];
             for socket in self.sockets.iter().flatten() {
-                let completion_fd = socket.inner().completion_fd();
-                list.extend([watch(socket.channel.fd()), watch(completion_fd.unwrap_or(-1))]);
+                list.extend(wake_fds(socket).map(watch));
             }
             let own = list.len();
             list.extend(&self.plain);
@@ -160,13 +203,7 @@ impl<'a> Round<'a> {
                 waker.calm();
             }
             for (socket, polled) in self.sockets.iter().flatten().zip(list[1..own].chunks_exact(2)) {
-                // The channel's descriptor stays readable until its events are taken.
-                if polled[0].revents != 0 {
-                    socket.inner().advance(socket, true);
-                }
-                if polled[1].revents != 0 {
-                    socket.inner().disarm();
-                }
+                woken(socket, [polled[0].revents != 0, polled[1].revents != 0]);
             }
         }
     }

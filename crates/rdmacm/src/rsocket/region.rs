@@ -40,6 +40,11 @@ impl Region {
         if mr.is_null() { Err(Refusal::last()) } else { Ok(region) }
     }
 
+    /// Bytes of it.
+    pub(super) fn len(&self) -> usize {
+        self.layout.size()
+    }
+
     pub(super) fn addr(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }

@@ -8,7 +8,7 @@ use libc::{iovec, msghdr, sockaddr, socklen_t};
 use super::connect::{connected, receive_patience, rgetpeername, send_patience};
 use super::gather::Gather;
 use super::iomap;
-use super::{Inner, find};
+use super::{Entry, Inner, find_any};
 use crate::entry::{Call, Refusal, given, put, rdma};
 
 /// As the kernel has it (`IOV_MAX`).
@@ -60,11 +60,24 @@ pub(super) fn send_error(inner: &mut Inner) -> Option<Refusal> {
     }
 }
 
-/// Sends all pieces, or as much as there is patience for.
-fn send(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call<isize> {
-    let socket = find(socket)?;
+/// Sends all pieces, or as much as there is patience for; to an address, or NULL.
+fn send(
+    socket: c_int,
+    vector: *const iovec,
+    count: usize,
+    flags: c_int,
+    to: (*const sockaddr, socklen_t),
+) -> Call<isize> {
+    let entry = find_any(socket)?;
     check_flags(flags)?;
     let (pieces, total) = pieces(vector, count)?;
+    let socket = match entry {
+        Entry::Stream(socket) => socket,
+        Entry::Datagram(socket) => return socket.transmit(pieces, total, flags, to),
+    };
+    if !to.0.is_null() || to.1 != 0 {
+        return Err(Refusal::new(libc::EISCONN, "a stream has its peer already; pass no address"));
+    }
     let patience = send_patience(&socket, flags);
     let _turn = socket.sending.lock();
     socket.until(patience, connected)?;
@@ -90,9 +103,13 @@ fn send(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call
 
 /// Receives what there is; with MSG_WAITALL until all pieces are full. 0: the peer sends no more.
 fn receive(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call<isize> {
-    let socket = find(socket)?;
+    let entry = find_any(socket)?;
     check_flags(flags)?;
     let (pieces, total) = pieces(vector, count)?;
+    let socket = match entry {
+        Entry::Stream(socket) => socket,
+        Entry::Datagram(socket) => return socket.receive(pieces, flags).map(|received| received.len as isize),
+    };
     let patience = receive_patience(&socket, flags);
     let _turn = socket.receiving.lock();
     if !matches!(socket.inner().state, super::State::Connected(_)) {
@@ -149,6 +166,22 @@ fn take(inner: &mut Inner, pieces: &[iovec], done: usize, is_peek: bool) -> Call
     }
 }
 
+/// What receiving from a datagram socket gives; None: it is a stream.
+fn receive_datagram(
+    socket: c_int,
+    vector: *const iovec,
+    count: usize,
+    flags: c_int,
+) -> Call<Option<super::datagram::calls::Received>> {
+    let Entry::Datagram(socket) = find_any(socket)? else { return Ok(None) };
+    check_flags(flags)?;
+    let (pieces, _) = pieces(vector, count)?;
+    socket.receive(pieces, flags).map(Some)
+}
+
+/// No address: to who is connected.
+const NOBODY: (*const sockaddr, socklen_t) = (std::ptr::null(), 0);
+
 fn piece(buffer: *const c_void, len: usize) -> iovec {
     iovec { iov_base: buffer.cast_mut(), iov_len: len }
 }
@@ -161,7 +194,7 @@ fn counted(count: c_int) -> Call<usize> {
 rdma! {
     /// `rsend`, see rsocket(7).
     fn rsend(socket: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-        send(socket, &piece(buffer, len), 1, flags)
+        send(socket, &piece(buffer, len), 1, flags, NOBODY)
     }
 
     /// `rsendto`, see rsocket(7): a stream has its peer already.
@@ -173,11 +206,7 @@ rdma! {
         addr: *const sockaddr,
         addr_len: socklen_t,
     ) -> isize {
-        if !addr.is_null() || addr_len != 0 {
-            find(socket)?;
-            return Err(Refusal::new(libc::EISCONN, "a stream has its peer already; pass no address"));
-        }
-        send(socket, &piece(buffer, len), 1, flags)
+        send(socket, &piece(buffer, len), 1, flags, (addr, addr_len))
     }
 
     /// `rsendmsg`, see rsocket(7): without control data.
@@ -186,17 +215,18 @@ rdma! {
         if !message.msg_control.is_null() && message.msg_controllen != 0 {
             return Err(Refusal::new(libc::EOPNOTSUPP, "control data cannot be sent"));
         }
-        send(socket, message.msg_iov, message.msg_iovlen as usize, flags)
+        let to = (message.msg_name.cast_const().cast::<sockaddr>(), message.msg_namelen);
+        send(socket, message.msg_iov, message.msg_iovlen as usize, flags, if to.0.is_null() { NOBODY } else { to })
     }
 
     /// `rwrite`, see rsocket(7).
     fn rwrite(socket: c_int, buffer: *const c_void, count: usize) -> isize {
-        send(socket, &piece(buffer, count), 1, 0)
+        send(socket, &piece(buffer, count), 1, 0, NOBODY)
     }
 
     /// `rwritev`, see rsocket(7).
     fn rwritev(socket: c_int, vector: *const iovec, count: c_int) -> isize {
-        send(socket, vector, counted(count)?, 0)
+        send(socket, vector, counted(count)?, 0, NOBODY)
     }
 
     /// `rrecv`, see rsocket(7).
@@ -213,6 +243,10 @@ rdma! {
         addr: *mut sockaddr,
         addr_len: *mut socklen_t,
     ) -> isize {
+        if let Some(received) = receive_datagram(socket, &piece(buffer, len), 1, flags)? {
+            received.show_src(addr, addr_len)?;
+            return Ok(received.len as isize);
+        }
         let received = receive(socket, &piece(buffer, len), 1, flags)?;
         if received > 0 && !addr.is_null() && !addr_len.is_null() {
             // SAFETY: a place for an address, by the contract of the function. A peer that is gone has left its name.
@@ -224,6 +258,11 @@ rdma! {
     /// `rrecvmsg`, see rsocket(7): there is no control data.
     fn rrecvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> isize {
         let mut told = *given(message, "the message")?;
+        if let Some(received) = receive_datagram(socket, told.msg_iov, told.msg_iovlen as usize, flags)? {
+            received.show_message(&mut told)?;
+            put(message, told)?;
+            return Ok(received.len as isize);
+        }
         let received = receive(socket, told.msg_iov, told.msg_iovlen as usize, flags)?;
         told.msg_namelen = 0;
         told.msg_controllen = 0;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lock::this_thread;
-use super::{Inner, Socket, State, config, connect};
+use super::{Entry, Inner, Socket, State, config, connect};
 use crate::entry::{Call, Refusal};
 use crate::event::handlers_restart;
 
@@ -38,6 +38,14 @@ impl Waker {
 
     pub(super) fn fd(&self) -> c_int {
         self.fd.as_raw_fd()
+    }
+
+    /// Something happened: all but the calling thread, which is awake, look again.
+    pub(super) fn wake_others(waiters: &[Arc<Waker>]) {
+        let own = this_thread();
+        for waker in waiters.iter().filter(|waker| waker.thread != own) {
+            waker.wake();
+        }
     }
 
     /// Its thread looks again.
@@ -80,10 +88,7 @@ pub(super) fn own_waker() -> Call<Arc<Waker>> {
 impl Inner {
     /// Something happened: everybody else who sleeps here looks again. (This thread is awake.)
     pub(super) fn wake_others(&self) {
-        let own = this_thread();
-        for waker in self.waiters.iter().filter(|waker| waker.thread != own) {
-            waker.wake();
-        }
+        Waker::wake_others(&self.waiters);
     }
 
     /// Takes what has come for a connection. What has come from the connection manager is taken too if `events`; that costs a system
@@ -121,25 +126,47 @@ impl Inner {
     }
 }
 
+/// What threads sleep on.
+pub(super) trait Sleepers {
+    /// Changes the list of those that do.
+    fn with(&self, change: &mut dyn FnMut(&mut Vec<Arc<Waker>>));
+}
+
+impl Sleepers for Socket {
+    fn with(&self, change: &mut dyn FnMut(&mut Vec<Arc<Waker>>)) {
+        change(&mut self.inner().waiters);
+    }
+}
+
+impl Sleepers for Entry {
+    fn with(&self, change: &mut dyn FnMut(&mut Vec<Arc<Waker>>)) {
+        match self {
+            Entry::Stream(socket) => socket.with(change),
+            Entry::Datagram(socket) => socket.with(change),
+        }
+    }
+}
+
 /// A thread's place among those that sleep on a socket.
 pub(super) struct Seat<'a> {
-    socket: &'a Socket,
+    socket: &'a dyn Sleepers,
     waker: &'a Arc<Waker>,
 }
 
 impl<'a> Seat<'a> {
-    pub(super) fn take(socket: &'a Socket, waker: &'a Arc<Waker>) -> Seat<'a> {
-        socket.inner().waiters.push(Arc::clone(waker));
+    pub(super) fn take(socket: &'a dyn Sleepers, waker: &'a Arc<Waker>) -> Seat<'a> {
+        socket.with(&mut |waiters| waiters.push(Arc::clone(waker)));
         Seat { socket, waker }
     }
 }
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        let mut inner = self.socket.inner();
-        if let Some(at) = inner.waiters.iter().position(|waiter| Arc::ptr_eq(waiter, self.waker)) {
-            inner.waiters.swap_remove(at);
-        }
+        self.socket.with(&mut |waiters| {
+            if let Some(at) = waiters.iter().position(|waiter| Arc::ptr_eq(waiter, self.waker)) {
+                waiters.swap_remove(at);
+            }
+        });
     }
 }
 

@@ -3,6 +3,7 @@
 //! Most scenarios are one C program of this folder that runs as two processes and judges itself; the procedures here
 //! start it. Others do to stock programs what happens to programs in life.
 
+mod datagram;
 mod death;
 mod pairs;
 mod rsocket;
@@ -74,6 +75,9 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("rcopy", HOST_AND_VETH, rsocket::copy),
     scenario("iperf3-over-rsockets", USUAL, rsocket::iperf3),
     scenario("fork-over-rsockets", HOST_AND_VETH, rsocket::fork),
+    scenario("mckey", &["host-v4", "loop-v4", "veth1500-v4", "veth9000-v6"], datagram::mckey),
+    scenario("udpong", USUAL, datagram::udpong),
+    scenario("udpong-all-sizes", HOST, datagram::udpong_all),
     scenario("pipe-ends", HOST, death::pipe_ends),
     scenario("kill-server", HOST_AND_VETH, death::kill_server),
     scenario("kill-client", HOST_AND_VETH, death::kill_client),

@@ -1,0 +1,92 @@
+//! rdmacm-utils' mckey, whose ends find each other by a multicast group, and udpong, whose server does not end by itself.
+
+use std::time::Duration;
+
+use super::World;
+use crate::failure::Failure;
+use crate::launch::Identity;
+use crate::line::{UNTIL_LISTENING, next_port};
+use crate::place::{Family, Host};
+use crate::process::{Finished, Running, wait_all};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A sender, and two receivers of which one is on the sender's host.
+pub(super) fn mckey(world: &World<'_>) -> Result<(), Failure> {
+    let (group, unmapped) = match world.wire.server.family {
+        Family::V4 => ("239.255.71.1", "::ffff:239.255.71.2"),
+        Family::V6 => ("ff0e::7:1", "ff0e::7:2"),
+    };
+    let calls = [
+        ["-m", group].to_vec(),
+        ["-m", group, "-c", "4", "-C", "50", "-S", "1024"].to_vec(),
+        ["-m", group, "-p", "0x2"].to_vec(),
+        ["-M", unmapped].to_vec(),
+        ["-M", unmapped, "-c", "3", "-C", "1"].to_vec(),
+    ];
+    for call in calls {
+        let mut receivers = Vec::new();
+        for (role, host) in [("server", &world.wire.server), ("client", &world.wire.client)] {
+            let mut receiver = start(world, role, host, "mckey", &[&call[..], &["-b", host.address]].concat())?;
+            let ferroce = world.launcher.ferroce();
+            let words = ["status".into(), "--json".into()];
+            let status = || world.launcher.plain(host.netns(), host.env, ferroce.as_os_str(), &words);
+            receiver.wait_member(status, UNTIL_LISTENING)?;
+            receivers.push(receiver);
+        }
+        let host = &world.wire.client;
+        let sender = start(world, "sender", host, "mckey", &[&call[..], &["-s", "-b", host.address]].concat())?;
+        receivers.push(sender);
+        for program in wait_all(receivers, MINUTE)? {
+            program.check_stderr(&[])?;
+            has(&program, "return status 0")?;
+        }
+    }
+    Ok(())
+}
+
+/// Datagram rsockets: each way to call, and what is longer than a packet of the device.
+pub(super) fn udpong(world: &World<'_>) -> Result<(), Failure> {
+    let calls: [&[&str]; 6] = [
+        &["-T", "b", "-T", "e", "-S", "1000", "-C", "2000"],
+        &["-T", "n", "-T", "e", "-S", "64", "-C", "2000"],
+        &["-T", "a", "-T", "e", "-S", "16", "-C", "1000"],
+        &["-T", "a", "-S", "1000", "-C", "20000"],
+        &["-T", "b", "-T", "e", "-S", "2000", "-C", "500"],
+        &["-B", "8192", "-T", "e", "-S", "300", "-C", "500"],
+    ];
+    ping_pong(world, &calls, "custom", 2 * MINUTE)
+}
+
+/// All sizes; its latency tests send on when an answer takes longer than a millisecond, so that on a busy machine they take long.
+pub(super) fn udpong_all(world: &World<'_>) -> Result<(), Failure> {
+    ping_pong(world, &[&[]], "1.5k_bw", 10 * MINUTE)
+}
+
+fn ping_pong(world: &World<'_>, calls: &[&[&str]], result: &str, limit: Duration) -> Result<(), Failure> {
+    for options in calls {
+        let port = next_port();
+        let number = port.to_string();
+        let (server, client) = (&world.wire.server, &world.wire.client);
+        let args = [&["-b", server.address, "-p", &number], *options].concat();
+        let mut served = start(world, "server", server, "udpong", &args)?;
+        served.wait_bound(port, UNTIL_LISTENING)?;
+        let args = [&["-s", server.address, "-p", &number], *options].concat();
+        let asked = start(world, "client", client, "udpong", &args)?;
+        let finished = wait_all(vec![asked], limit)?.remove(0);
+        finished.check_stderr(&[])?;
+        has(&finished, result)?;
+    }
+    Ok(())
+}
+
+fn start(world: &World<'_>, role: &str, host: &Host, program: &str, args: &[&str]) -> Result<Running, Failure> {
+    world.start(role, host, Identity::Ordinary, &[], program, args)
+}
+
+fn has(program: &Finished, text: &str) -> Result<(), Failure> {
+    if program.stdout.contains(text) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{} did not print {text:?}", program.name)).with(program.report()))
+}
