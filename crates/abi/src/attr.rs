@@ -287,6 +287,26 @@ pub struct ibv_srq_init_attr_ex {
     pub tm_cap: [u32; 2],
 }
 
+/// `struct ibv_xrcd_init_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_xrcd_init_attr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+
+/// `struct ibv_qp_open_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_qp_open_attr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut ibv_xrcd,
+    pub qp_context: *mut c_void,
+    pub qp_type: u32,
+}
+
 /// `struct ibv_qp_cap`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

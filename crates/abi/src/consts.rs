@@ -82,7 +82,28 @@ pub mod send_ops {
 pub mod srq_init {
     pub const TYPE: u32 = 1 << 0;
     pub const PD: u32 = 1 << 1;
+    pub const XRCD: u32 = 1 << 2;
+    pub const CQ: u32 = 1 << 3;
     pub const TYPE_BASIC: u32 = 0;
+    pub const TYPE_XRC: u32 = 1;
+}
+
+/// `enum ibv_xrcd_init_attr_mask`.
+#[allow(missing_docs)]
+pub mod xrcd_init {
+    pub const FD: u32 = 1 << 0;
+    pub const OFLAGS: u32 = 1 << 1;
+    pub const ALL: u32 = FD | OFLAGS;
+}
+
+/// `enum ibv_qp_open_attr_mask`.
+#[allow(missing_docs)]
+pub mod qp_open {
+    pub const NUM: u32 = 1 << 0;
+    pub const XRCD: u32 = 1 << 1;
+    pub const CONTEXT: u32 = 1 << 2;
+    pub const TYPE: u32 = 1 << 3;
+    pub const ALL: u32 = NUM | XRCD | CONTEXT | TYPE;
 }
 
 /// `enum ibv_create_cq_wc_flags`, `enum ibv_cq_init_attr_mask`, `enum ibv_create_cq_attr_flags`, `enum ibv_cq_attr_mask`.

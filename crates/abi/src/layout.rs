@@ -57,6 +57,8 @@ layout!(ibv_wc, 48, wr_id @ 0, status @ 8, opcode @ 12, vendor_err @ 16, byte_le
 layout!(ibv_device, 664, _ops @ 0, node_type @ 16, transport_type @ 20, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408);
 layout!(ibv_pd, 16, context @ 0, handle @ 8);
 layout!(ibv_xrcd, 8, context @ 0);
+layout!(ibv_xrcd_init_attr, 12, comp_mask @ 0, fd @ 4, oflags @ 8);
+layout!(ibv_qp_open_attr, 32, comp_mask @ 0, qp_num @ 4, xrcd @ 8, qp_context @ 16, qp_type @ 24);
 layout!(ibv_mr, 48, context @ 0, pd @ 8, addr @ 16, length @ 24, handle @ 32, lkey @ 36, rkey @ 40);
 layout!(ibv_mw, 32, context @ 0, pd @ 8, rkey @ 16, handle @ 20, type_ @ 24);
 layout!(ibv_ah, 24, context @ 0, pd @ 8, handle @ 16);

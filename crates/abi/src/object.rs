@@ -42,7 +42,7 @@ pub struct ibv_pd {
     pub handle: u32,
 }
 
-/// `struct ibv_xrcd`. Never made by this library.
+/// `struct ibv_xrcd`.
 #[repr(C)]
 pub struct ibv_xrcd {
     pub context: *mut ibv_context,

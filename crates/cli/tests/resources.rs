@@ -86,7 +86,9 @@ impl Objects {
         let sge = Sge { addr: raddr, length: BYTES as u32, lkey: self.mr.lkey() };
         let data = SendData::Sges([sge].into_iter().collect());
         let op = SendOp::Write { raddr, rkey };
-        self.qps[0].post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None }).expect("room");
+        self.qps[0]
+            .post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None, xrc_srqn: None })
+            .expect("room");
         self.qps[0].ring();
         let mut completion = [Completion::UNUSED];
         while self.cq.poll(&mut completion).expect("no fork") == 0 {}

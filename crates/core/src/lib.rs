@@ -14,6 +14,7 @@ pub mod mem;
 pub mod recv_queue;
 pub mod srq;
 pub mod sync;
+pub mod xrc;
 
 mod event_fd;
 
@@ -26,3 +27,4 @@ pub use limits::DeviceAttr;
 pub use mem::{Buffer, RawRegion};
 pub use recv_queue::RecvQueue;
 pub use srq::Srq;
+pub use xrc::{XrcDomain, XrcSrq};

@@ -45,6 +45,8 @@ pub const MAX_MCAST_QP_ATTACH: u32 = 64;
 pub const MAX_AH: u32 = 65_536;
 /// Shared receive queues of a context.
 pub const MAX_SRQ: u32 = 65_536;
+/// Those of them that belong to XRC domains, which have numbers; of a process.
+pub const MAX_XRC_SRQ: u32 = 16_383;
 /// Outstanding requests of one shared receive queue.
 pub const MAX_SRQ_WR: u32 = 16_384;
 /// Scatter/gather elements of one request in a shared receive queue.
@@ -82,6 +84,8 @@ bitflags::bitflags! {
         const SYS_IMAGE_GUID = 1 << 11;
         /// RC answers RNR NAKs.
         const RC_RNR_NAK_GEN = 1 << 12;
+        /// There are XRC queue pairs, domains and shared receive queues.
+        const XRC = 1 << 20;
         /// An SRQ can be resized.
         const SRQ_RESIZE = 1 << 13;
         /// There are memory windows.
@@ -150,6 +154,7 @@ pub const DEVICE_ATTR: DeviceAttr = DeviceAttr {
         .union(DeviceCap::SYS_IMAGE_GUID)
         .union(DeviceCap::RC_RNR_NAK_GEN)
         .union(DeviceCap::SRQ_RESIZE)
+        .union(DeviceCap::XRC)
         .union(DeviceCap::MEM_WINDOW)
         .union(DeviceCap::MEM_WINDOW_TYPE_2B),
     max_sge: MAX_SGE,

@@ -3,23 +3,31 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use ferroce_core::limits::MAX_XRC_SRQ;
 use ferroce_core::{CoreError, KeyTable, Reregister};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::attendance::Attendance;
-use crate::lane::Lane;
+use crate::lane::{LANE_SHIFT, Lane};
+use crate::slots::Slots;
 
 /// A software RDMA card.
 #[derive(Debug)]
 pub struct Card {
     keys: Arc<KeyTable>,
     lanes: RwLock<Vec<Arc<Lane>>>,
+    /// Numbers of shared receive queues that are free.
+    srq_numbers: Mutex<Slots>,
 }
 
 impl Card {
     /// A card without lanes. `seed` makes its keys unguessable.
     pub fn new(seed: u64) -> Card {
-        Card { keys: Arc::new(KeyTable::new(seed)), lanes: RwLock::new(Vec::new()) }
+        Card {
+            keys: Arc::new(KeyTable::new(seed)),
+            lanes: RwLock::new(Vec::new()),
+            srq_numbers: Mutex::new(Slots::new(1, MAX_XRC_SRQ as u16 + 1, !seed)),
+        }
     }
 
     /// The memory regions of all protection domains.
@@ -35,6 +43,24 @@ impl Card {
     /// The lanes at present.
     pub fn lanes(&self) -> Vec<Arc<Lane>> {
         self.lanes.read().clone()
+    }
+
+    /// A number for a shared receive queue of an XRC domain: no other of this process has it, nor, as it has a lane's prefix, one of
+    /// another process of the host.
+    ///
+    /// # Errors
+    /// ENOMEM: all are taken.
+    pub fn take_srq_number(&self) -> Result<u32, CoreError> {
+        let lane = self.lanes.read().first().map_or(0, |lane| lane.number());
+        let slot = self.srq_numbers.lock().take().ok_or_else(|| {
+            CoreError::new(libc::ENOMEM, format!("all {MAX_XRC_SRQ} XRC SRQs of the process are in use"))
+        })?;
+        Ok(u32::from(lane) << LANE_SHIFT | u32::from(slot))
+    }
+
+    /// The queue with this number is gone, and no lane uses it any more.
+    pub fn give_back_srq_number(&self, srqn: u32) {
+        self.srq_numbers.lock().give_back((srqn & ((1 << LANE_SHIFT) - 1)) as u16);
     }
 
     /// One turn of every lane, for a program that found its completion queue empty.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroce_core::{AsyncEvent, Cq, KeyTable, mem};
+use ferroce_core::{Cq, KeyTable, XrcSrq, mem};
 use ferroce_transport::{
     Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent, RecvWr, Sge, Span,
     WcStatus, Window, WindowSignal,
@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::clock;
 use crate::counters::Counters;
 use crate::lane::LANE_SHIFT;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, RecvSource};
 use crate::windows::{RESPONSES, WindowId, Windows};
 
 /// The production [`Host`].
@@ -23,18 +23,20 @@ pub(crate) struct QpHost<'a> {
     pub(crate) windows: &'a mut Windows,
     /// Completion queues whose moderation period began.
     pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
-    /// Window towards the connected peer (RC).
+    /// Window towards the connected peer (RC, XRC).
     pub(crate) requests: Option<WindowId>,
     /// Windows that were asked for room in this call.
     pub(crate) asked: [Option<WindowId>; 2],
     /// Windows that got room back in this call.
     pub(crate) returned: SmallVec<[WindowId; 2]>,
+    /// XRC targets: the shared receive queue that the request at hand names.
+    pub(crate) srq: Option<Arc<XrcSrq>>,
     /// A receive was completed with success in this call.
     pub(crate) received: bool,
 }
 
 impl<'a> QpHost<'a> {
-    fn complete(&mut self, cq: &'a Arc<Cq>, mut completion: Completion) {
+    fn complete(&mut self, cq: &Arc<Cq>, mut completion: Completion) {
         if cq.wants_timestamps() {
             completion.timestamp = clock::now();
         }
@@ -110,11 +112,21 @@ impl Memory for QpHost<'_> {
 
 impl Host for QpHost<'_> {
     fn pop_recv(&mut self) -> Option<RecvWr> {
-        self.qp.pop_recv()
+        match &self.srq {
+            Some(srq) => srq.queue.pop(),
+            None => self.qp.pop_recv(),
+        }
+    }
+
+    fn choose_srq(&mut self, srqn: u32) -> Option<u32> {
+        let RecvSource::Domain(domain) = &self.qp.init.recv else { return None };
+        self.srq = domain.find(srqn);
+        self.srq.as_ref().map(|srq| srq.pd)
     }
 
     fn complete_send(&mut self, completion: Completion) {
-        self.complete(&self.qp.init.send_cq, completion);
+        let qp = self.qp;
+        self.complete(qp.init.send_cq.as_ref().expect("who sends has a completion queue"), completion);
     }
 
     fn release_send(&mut self, count: u32) {
@@ -123,11 +135,15 @@ impl Host for QpHost<'_> {
 
     fn complete_recv(&mut self, completion: Completion) {
         self.received |= completion.status == WcStatus::Success;
-        self.complete(&self.qp.init.recv_cq, completion);
+        let (qp, srq) = (self.qp, self.srq.clone());
+        // A receive of an XRC domain whose queue is gone went with it.
+        if let Some(cq) = srq.as_ref().map(|srq| &srq.cq).or(qp.init.recv_cq.as_ref()) {
+            self.complete(cq, completion);
+        }
     }
 
     fn event(&mut self, event: QpEvent) {
-        self.qp.init.events.push(AsyncEvent::Qp { cookie: self.qp.init.cookie, qpn: self.qp.qpn, event });
+        self.qp.tell(event);
     }
 
     fn drop_packet(&mut self, reason: Drop) {

@@ -48,7 +48,7 @@ pub struct QpView {
     pub caps: QueueCaps,
     /// Send requests that are not complete.
     pub sends: u32,
-    /// Receive requests posted; None: they come from an SRQ.
+    /// Receive requests posted; None: they come from an SRQ, or it receives nothing.
     pub receives: Option<u32>,
     /// The completion queues for sends and for receives. Weak: looking must not keep alive what the program destroys.
     pub cqs: [Weak<Cq>; 2],
@@ -107,9 +107,9 @@ fn view(entry: &Entry, lane: u16) -> QpView {
         sends: qp.sends_outstanding(),
         receives: match &init.recv {
             RecvSource::Own(queue) => Some(queue.len()),
-            RecvSource::Shared(_) => None,
+            RecvSource::Shared(_) | RecvSource::Domain(_) | RecvSource::None => None,
         },
-        cqs: [Arc::downgrade(&init.send_cq), Arc::downgrade(&init.recv_cq)],
+        cqs: [&init.send_cq, &init.recv_cq].map(|cq| cq.as_ref().map_or_else(Weak::new, Arc::downgrade)),
         counters: entry.counters.clone(),
         attr,
     }

@@ -34,7 +34,7 @@ pub use groups::Group;
 pub use inspect::{Carrier, QpPage, QpView};
 pub use lane::{LANE_SHIFT, Lane, SLOTS_PER_LANE};
 pub use progress::spawn_quiet;
-pub use queue_pair::{QueueCaps, QueuePair, QueuePairInit, RecvSource};
+pub use queue_pair::{Listener, QueueCaps, QueuePair, QueuePairInit, RecvSource};
 pub use relay::{Relay, Relayed, RingCall, RingWord};
 
 /// Makes what the card keeps for the life of the process: the origin of its clock and the tables of its link. Otherwise made at first

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ferroce_core::mem;
 use ferroce_transport::{PathAddr, Payload, Train};
-use ferroce_wire::{Bth, Headers, NetHeader};
+use ferroce_wire::{Headers, NetHeader};
 
 /// Copies the payload of a train, `train.len` bytes.
 ///
@@ -38,15 +38,9 @@ pub fn packet(train: &Train, index: u32) -> (Headers, Range<usize>) {
         (0, _) => train.head,
         (_, Some(tail)) if index + 1 == train.packets => *tail,
         _ => {
-            let bth = Bth {
-                opcode: train.body,
-                psn: train.head.bth.psn.add(index),
-                pad: 0,
-                ack_req: false,
-                solicited: false,
-                ..train.head.bth
-            };
-            Headers::new(bth)
+            let mut headers = train.middle();
+            headers.bth.psn = headers.bth.psn.add(index);
+            headers
         }
     };
     (headers, start as usize..end as usize)

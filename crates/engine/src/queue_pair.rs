@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use ferroce_core::{AsyncQueue, CoreError, Cq, RecvQueue, Srq};
-use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr};
+use ferroce_core::{AsyncEvent, AsyncQueue, CoreError, Cq, RecvQueue, Srq, XrcDomain};
+use ferroce_transport::{
+    QpAttr, QpAttrMask, QpEvent, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr,
+};
 use parking_lot::Mutex;
 
 use crate::groups::Group;
@@ -33,6 +35,10 @@ pub enum RecvSource {
     Own(Arc<RecvQueue>),
     /// A shared receive queue.
     Shared(Arc<Srq>),
+    /// The shared receive queues of an XRC domain, of which each request names one (XRC targets).
+    Domain(Arc<XrcDomain>),
+    /// It receives nothing (XRC initiators).
+    None,
 }
 
 /// What a queue pair is made of.
@@ -44,10 +50,10 @@ pub struct QueuePairInit {
     pub caps: QueueCaps,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
-    /// Completions of sends.
-    pub send_cq: Arc<Cq>,
-    /// Completions of receives.
-    pub recv_cq: Arc<Cq>,
+    /// Completions of sends; an XRC target has none.
+    pub send_cq: Option<Arc<Cq>>,
+    /// Completions of receives; the two ends of XRC have none.
+    pub recv_cq: Option<Arc<Cq>>,
     /// Receives.
     pub recv: RecvSource,
     /// Asynchronous events go here.
@@ -74,11 +80,23 @@ pub struct QueuePair {
     peer_lease: AtomicU64,
     /// The doorbell is rung and not yet answered.
     pub(crate) bell: AtomicBool,
+    /// Who is told of asynchronous events: at first whoever made it. XRC targets can be opened more than once.
+    listeners: Mutex<Vec<Listener>>,
+}
+
+/// Who is told of a queue pair's asynchronous events.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// Where.
+    pub events: Arc<AsyncQueue>,
+    /// Named in the events.
+    pub cookie: u64,
 }
 
 impl QueuePair {
     pub(crate) fn new(slot: u16, qpn: u32, mut init: QueuePairInit, lane: Arc<Lane>) -> QueuePair {
         init.transport.qpn = qpn;
+        let first = Listener { events: Arc::clone(&init.events), cookie: init.cookie };
         QueuePair {
             slot,
             qpn,
@@ -89,6 +107,7 @@ impl QueuePair {
             state: AtomicU32::new(QpState::Reset as u32),
             peer_lease: AtomicU64::new(0),
             bell: AtomicBool::new(false),
+            listeners: Mutex::new(vec![first]),
         }
     }
 
@@ -186,7 +205,8 @@ impl QueuePair {
     /// The operations of each service type: IBA table 35.
     fn check_operation(&self, wr: &SendWr) -> Result<(), CoreError> {
         let offered = match self.init.transport.qp_type {
-            QpType::Rc => true,
+            QpType::Rc | QpType::XrcSend => true,
+            QpType::XrcRecv => false,
             QpType::Uc => {
                 matches!(wr.op, SendOp::Send | SendOp::SendImm { .. } | SendOp::Write { .. } | SendOp::WriteImm { .. })
             }
@@ -200,6 +220,13 @@ impl QueuePair {
         }
         if self.init.transport.qp_type == QpType::Ud && wr.ud.is_none() {
             return Err(CoreError::new(libc::EINVAL, "wr.ud.ah: a UD request needs an address handle"));
+        }
+        let is_of_this_host = matches!(wr.op, SendOp::LocalInv { .. } | SendOp::BindMw(_));
+        if self.init.transport.qp_type == QpType::XrcSend && wr.xrc_srqn.is_none() && !is_of_this_host {
+            return Err(CoreError::new(
+                libc::EINVAL,
+                "qp_type.xrc.remote_srqn: an XRC request needs the peer's SRQ number",
+            ));
         }
         Ok(())
     }
@@ -224,13 +251,22 @@ impl QueuePair {
     /// Posts a receive request to the queue pair's own receive queue.
     ///
     /// # Errors
-    /// EINVAL: the QP is in RESET, uses an SRQ, or too many elements. ENOMEM: the queue is full.
+    /// EINVAL: the QP is in RESET, uses an SRQ or receives nothing, or too many elements. ENOMEM: the queue is full.
     pub fn post_recv(&self, wr: RecvWr) -> Result<(), CoreError> {
-        let RecvSource::Own(queue) = &self.init.recv else {
-            return Err(CoreError::new(
-                libc::EINVAL,
-                "post_recv to a queue pair that uses an SRQ: use ibv_post_srq_recv",
-            ));
+        let queue = match &self.init.recv {
+            RecvSource::Own(queue) => queue,
+            RecvSource::Shared(_) | RecvSource::Domain(_) => {
+                return Err(CoreError::new(
+                    libc::EINVAL,
+                    "post_recv to a queue pair that uses an SRQ: use ibv_post_srq_recv",
+                ));
+            }
+            RecvSource::None => {
+                return Err(CoreError::new(
+                    libc::EINVAL,
+                    "post_recv to an XRC_SEND queue pair, which receives nothing",
+                ));
+            }
         };
         let state = self.state();
         if state == QpState::Reset {
@@ -289,6 +325,22 @@ impl QueuePair {
         self.lane.detach(self, group)
     }
 
+    /// Tells one more of asynchronous events.
+    pub fn add_listener(&self, listener: Listener) {
+        self.listeners.lock().push(listener);
+    }
+
+    /// Tells who has this cookie no more. When it returns, no event of the kind is on its way.
+    pub fn remove_listener(&self, cookie: u64) {
+        self.listeners.lock().retain(|listener| listener.cookie != cookie);
+    }
+
+    pub(crate) fn tell(&self, event: QpEvent) {
+        for Listener { events, cookie } in &*self.listeners.lock() {
+            events.push(AsyncEvent::Qp { cookie: *cookie, qpn: self.qpn, event });
+        }
+    }
+
     /// Takes the queue pair off its lane. When it returns, no thread touches its memory or queues any more.
     pub fn destroy(&self) {
         self.lane.destroy(self);
@@ -318,6 +370,8 @@ impl QueuePair {
         match &self.init.recv {
             RecvSource::Own(queue) => queue.pop(),
             RecvSource::Shared(srq) => srq.pop(),
+            // The host knows which queue a request chose.
+            RecvSource::Domain(_) | RecvSource::None => None,
         }
     }
 }

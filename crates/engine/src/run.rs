@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use ferroce_core::{AsyncQueue, CoreError, Cq};
 use ferroce_link::{Link, LinkStats, SendError};
-use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window};
+use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, Train, Window};
 use ferroce_wire::{Headers, MULTICAST_QPN, Opcode};
 use smallvec::SmallVec;
 
@@ -67,7 +67,7 @@ pub(crate) struct Entry {
     pub(crate) qp: Arc<QueuePair>,
     pub(crate) machine: Qp,
     pub(crate) counters: Counters,
-    /// Congestion window towards the peer's lane (RC).
+    /// Congestion window towards the peer's lane (RC, XRC).
     requests: Option<WindowId>,
     /// Is in `active`.
     active: bool,
@@ -496,6 +496,7 @@ impl Machines {
             requests: entry.requests,
             asked: [None; 2],
             returned: SmallVec::new(),
+            srq: None,
             received: false,
         };
         let result = f(&mut entry.machine, &mut host);
@@ -692,12 +693,14 @@ impl Machines {
         let state = entry.machine.state();
         if state == QpState::Reset {
             qp.forget_posted();
-            qp.init.send_cq.purge(qp.qpn);
-            qp.init.recv_cq.purge(qp.qpn);
+            // What an XRC target completed belongs to the shared receive queues.
+            for cq in [&qp.init.send_cq, &qp.init.recv_cq].into_iter().flatten() {
+                cq.purge(qp.qpn);
+            }
             // It may still stand in the line of a window that it will not use again.
             (entry.requests, entry.waiting) = (None, [None; 2]);
             (entry.ring, entry.connected) = (None, false);
-        } else if qp.init.transport.qp_type == QpType::Rc && is_connected(state) && entry.requests.is_none() {
+        } else if qp.init.transport.qp_type.is_reliable() && is_connected(state) && entry.requests.is_none() {
             let attr = entry.machine.attr();
             if let Some(path) = &attr.path {
                 entry.requests = Some(self.windows.towards(path.dst, attr.dest_qpn >> LANE_SHIFT));

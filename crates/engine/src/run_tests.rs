@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 
 use ferroce_core::{KeyTable, RecvQueue};
-use ferroce_transport::{QpInit, SendData, SendFlags, SendOp, SendWr, WcStatus};
+use ferroce_transport::{QpInit, QpType, SendData, SendFlags, SendOp, SendWr, WcStatus};
 use ferroce_wire::{Aeth, Bth, NetHeader, Opcode, Psn, Syndrome};
 use parking_lot::Mutex;
 
@@ -93,8 +93,8 @@ impl Bench {
             transport: QpInit { qpn: QPN, qp_type: QpType::Rc, pd: 1, has_srq: false, max_send_wr: caps.max_send_wr },
             caps,
             sq_sig_all: true,
-            send_cq: Arc::clone(&cq),
-            recv_cq: cq,
+            send_cq: Some(Arc::clone(&cq)),
+            recv_cq: Some(cq),
             recv: RecvSource::Own(Arc::new(RecvQueue::new(1, 1).expect("a receive queue"))),
             events,
             cookie: 0,
@@ -144,7 +144,9 @@ impl Bench {
     fn write(&mut self, now: Nanos) {
         let op = SendOp::Write { raddr: 0, rkey: 0 };
         let data = SendData::Sges(SmallVec::new());
-        self.qp.post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None }).expect("room");
+        self.qp
+            .post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None, xrc_srqn: None })
+            .expect("room");
         self.state.run(&self.shared, now, Turn::POST, &[SLOT]);
     }
 
@@ -160,7 +162,7 @@ impl Bench {
     }
 
     fn statuses(&self) -> Vec<WcStatus> {
-        std::iter::from_fn(|| self.qp.init.send_cq.poll_one()).map(|completion| completion.status).collect()
+        std::iter::from_fn(|| self.qp.init.send_cq.as_ref()?.poll_one()).map(|completion| completion.status).collect()
     }
 }
 

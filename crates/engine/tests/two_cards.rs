@@ -142,6 +142,7 @@ fn threads_that_post_to_one_queue_pair_lose_nothing() {
                         flags: SendFlags::INLINE,
                         data,
                         ud: None,
+                        xrc_srqn: None,
                     };
                     while a.qp.post_send(wr.clone()).is_err() {
                         std::thread::yield_now();

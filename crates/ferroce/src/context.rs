@@ -24,6 +24,7 @@ use crate::objects::{self, Objects};
 use crate::pd::Pd;
 use crate::relay::LeaseRelay;
 use crate::watch::Watch;
+use crate::xrc::{Names, Xrcd, XrcdOpen};
 
 /// The process's card. Kept for the life of the process once made: closing the last context and opening another is cheap. The lock is
 /// held across a fork, so that the child finds it open; it is not held while a card is made, which takes long.
@@ -52,6 +53,7 @@ pub(crate) struct ProcessCard {
     neighbours: Option<Arc<Neighbours>>,
     groups: Arc<Groups>,
     objects: Arc<Objects>,
+    xrc_names: Arc<Names>,
     /// Each lane's relay holds its lease.
     _leases: Vec<Arc<LaneLease>>,
 }
@@ -66,6 +68,7 @@ pub struct Context {
     groups: Arc<Groups>,
     events: Arc<AsyncQueue>,
     objects: Arc<Objects>,
+    xrc_names: Arc<Names>,
     /// Lists it among the objects.
     _entry: objects::Entry,
     generation: Generation,
@@ -73,10 +76,11 @@ pub struct Context {
 
 impl Context {
     pub(crate) fn open(device: Arc<Device>) -> Result<Arc<Context>> {
-        let Parts { card, watch, neighbours, groups, objects } = process_card()?;
+        let Parts { card, watch, neighbours, groups, objects, xrc_names } = process_card()?;
         let context = Arc::new(Context {
             _entry: objects.add_context(&device),
             objects,
+            xrc_names,
             device,
             card,
             neighbours,
@@ -114,6 +118,10 @@ impl Context {
         &self.groups
     }
 
+    pub(crate) fn xrc_names(&self) -> &Names {
+        &self.xrc_names
+    }
+
     pub(crate) fn events(&self) -> &Arc<AsyncQueue> {
         &self.events
     }
@@ -135,6 +143,16 @@ impl Context {
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>> {
         self.check()?;
         Ok(Pd::new(Arc::clone(self), NEXT_PD.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Opens an XRC domain. Its name, if it has one, is a file's; other processes that open the file get domains of their own.
+    ///
+    /// # Errors
+    /// EINVAL: there is one already (exclusive), or one without a name is not to be made. EAGAIN: there is none and it is not to be
+    /// made. Those of `dup(2)` and `fstat(2)`.
+    pub fn open_xrcd(self: &Arc<Self>, open: &XrcdOpen<'_>) -> Result<Arc<Xrcd>> {
+        self.check()?;
+        Xrcd::open(self, open)
     }
 
     /// Makes a completion channel.
@@ -359,6 +377,7 @@ struct Parts {
     neighbours: Option<Arc<Neighbours>>,
     groups: Arc<Groups>,
     objects: Arc<Objects>,
+    xrc_names: Arc<Names>,
 }
 
 impl ProcessCard {
@@ -369,6 +388,7 @@ impl ProcessCard {
             neighbours: self.neighbours.clone(),
             groups: Arc::clone(&self.groups),
             objects: Arc::clone(&self.objects),
+            xrc_names: Arc::clone(&self.xrc_names),
         }
     }
 }
@@ -399,7 +419,8 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
     fork::close_in_child(not_for_children.into_iter().chain(wake_fd).chain(inspector_fd));
     let groups = Arc::new(Groups::new(client.clone()));
-    Ok(ProcessCard { generation, card, watch, neighbours, groups, objects, client, _leases: vec![lease] })
+    let xrc_names = Arc::default();
+    Ok(ProcessCard { generation, card, watch, neighbours, groups, objects, xrc_names, client, _leases: vec![lease] })
 }
 
 /// Where `ferroced` lies relative to the file that holds this code: `lib/libibverbs.so.1` beside `bin/ferroced`, or a program

@@ -207,6 +207,8 @@ fn type_name(qp_type: QpType) -> &'static str {
         QpType::Rc => "RC",
         QpType::Uc => "UC",
         QpType::Ud => "UD",
+        QpType::XrcSend => "XRC_SEND",
+        QpType::XrcRecv => "XRC_RECV",
     }
 }
 

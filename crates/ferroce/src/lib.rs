@@ -23,6 +23,7 @@ mod relay;
 mod route;
 mod srq;
 mod watch;
+mod xrc;
 
 pub use context::{Context, service, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
@@ -40,5 +41,6 @@ pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, prepare};
 pub use mw::Mw;
 pub use pair::{ConnectOptions, Endpoint};
 pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
-pub use qp::{Qp, QpCreate, QpModify};
+pub use qp::{InitiatorCreate, Qp, QpCreate, QpModify};
 pub use srq::{Srq, SrqCreate};
+pub use xrc::{Xrcd, XrcdOpen};

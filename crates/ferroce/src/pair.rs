@@ -59,7 +59,7 @@ impl Qp {
     /// # Errors
     /// ENODATA: the GID index does not exist.
     pub fn endpoint(&self, sgid_index: u8, psn: u32) -> Result<Endpoint> {
-        let gid = self.pd().context().device().gid(u32::from(sgid_index))?;
+        let gid = self.context().device().gid(u32::from(sgid_index))?;
         Ok(Endpoint { qpn: self.qpn(), psn, gid: gid.gid })
     }
 
@@ -68,7 +68,7 @@ impl Qp {
     /// # Errors
     /// EINVAL with the attribute at fault.
     pub fn connect(&self, psn: u32, peer: &Endpoint, options: &ConnectOptions) -> Result<()> {
-        let port = self.pd().context().device().port();
+        let port = self.context().device().port();
         let attr = QpAttr {
             state: QpState::Init,
             access: options.access,

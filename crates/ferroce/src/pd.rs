@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mw::Mw;
 use crate::objects;
-use crate::qp::{Qp, QpCreate};
+use crate::qp::{InitiatorCreate, Qp, QpCreate};
 use crate::route;
 use crate::srq::{Srq, SrqCreate};
 
@@ -83,6 +83,15 @@ impl Pd {
     pub fn create_qp(self: &Arc<Self>, create: &QpCreate) -> Result<Arc<Qp>> {
         self.context.check()?;
         Qp::create(self, create)
+    }
+
+    /// Makes an XRC initiator in RESET.
+    ///
+    /// # Errors
+    /// EINVAL: sizes above the device's limits, a CQ of another context. ENOMEM: no number left.
+    pub fn create_initiator(self: &Arc<Self>, create: &InitiatorCreate) -> Result<Arc<Qp>> {
+        self.context.check()?;
+        Qp::create_initiator(self, create)
     }
 
     /// Makes a shared receive queue.

@@ -3,17 +3,19 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ferroce_core::sync::Mutex;
 use ferroce_core::{EventSource, RecvQueue, limits};
 use ferroce_engine::{Group, QueueCaps, QueuePair, QueuePairInit, RecvSource};
 use ferroce_transport::{QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendWr};
 
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::pd::{AhAttr, Pd};
 use crate::srq::{Srq, check_limit};
+use crate::xrc::Xrcd;
 
 /// What a queue pair is made with.
 #[derive(Clone, Debug)]
@@ -26,7 +28,7 @@ pub struct QpCreate {
     pub srq: Option<Arc<Srq>>,
     /// Sizes asked for; the QP has at least these.
     pub caps: QueueCaps,
-    /// Service type.
+    /// Service type: RC, UC or UD.
     pub qp_type: QpType,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
@@ -43,23 +45,82 @@ pub struct QpModify {
     pub ah: AhAttr,
 }
 
+/// What an XRC initiator is made with.
+#[derive(Clone, Debug)]
+pub struct InitiatorCreate {
+    /// Completions of sends.
+    pub send_cq: Arc<Cq>,
+    /// Sizes asked for; those of receives mean nothing.
+    pub caps: QueueCaps,
+    /// Every send request makes a completion.
+    pub sq_sig_all: bool,
+    /// Named in asynchronous events.
+    pub cookie: u64,
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    pd: Arc<Pd>,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
-    srq: Option<Arc<Srq>>,
+    context: Arc<Context>,
+    uses: Uses,
     pair: Arc<QueuePair>,
+    /// Named in asynchronous events.
+    cookie: u64,
     /// Address vector as given, for queries.
-    ah: Mutex<AhAttr>,
+    ah: Arc<Mutex<AhAttr>>,
     /// Multicast groups that it is attached to.
     groups: Mutex<BTreeSet<IpAddr>>,
     destroyed: AtomicBool,
 }
 
+/// What a queue pair uses, which cannot end before it.
+#[derive(Debug, Default)]
+struct Uses {
+    pd: Option<Arc<Pd>>,
+    send_cq: Option<Arc<Cq>>,
+    recv_cq: Option<Arc<Cq>>,
+    srq: Option<Arc<Srq>>,
+    /// The domain of an XRC target.
+    xrcd: Option<Arc<Xrcd>>,
+}
+
+impl Uses {
+    fn counters(&self) -> impl Iterator<Item = &AtomicU32> {
+        let cqs = [&self.send_cq, &self.recv_cq].into_iter().flatten().map(|cq| &cq.users);
+        let pd = self.pd.iter().map(|pd| &pd.users);
+        cqs.chain(pd).chain(self.srq.iter().map(|srq| &srq.users)).chain(self.xrcd.iter().map(|xrcd| &xrcd.users))
+    }
+
+    fn begin(&self) {
+        for users in self.counters() {
+            users.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&self) {
+        for users in self.counters() {
+            users.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the engine has to know besides what is used.
+struct Plan {
+    qp_type: QpType,
+    caps: QueueCaps,
+    recv: RecvSource,
+    sq_sig_all: bool,
+    cookie: u64,
+}
+
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, create: &QpCreate) -> Result<Arc<Qp>> {
+        if create.qp_type.is_xrc() {
+            return Err(Error::new(
+                libc::EINVAL,
+                "the two ends of XRC are made by Pd::create_initiator and Xrcd::create_target",
+            ));
+        }
         check_caps(&create.caps)?;
         check_context(pd, create)?;
         let caps = granted(&create.caps, create.srq.is_some());
@@ -67,42 +128,76 @@ impl Qp {
             Some(srq) => RecvSource::Shared(Arc::clone(srq.queue())),
             None => RecvSource::Own(Arc::new(RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge)?)),
         };
-        let context = pd.context();
+        let uses = Uses {
+            pd: Some(Arc::clone(pd)),
+            send_cq: Some(Arc::clone(&create.send_cq)),
+            recv_cq: Some(Arc::clone(&create.recv_cq)),
+            srq: create.srq.clone(),
+            xrcd: None,
+        };
+        let (qp_type, sq_sig_all, cookie) = (create.qp_type, create.sq_sig_all, create.cookie);
+        Qp::make(pd.context(), uses, Plan { qp_type, caps, recv, sq_sig_all, cookie })
+    }
+
+    pub(crate) fn create_initiator(pd: &Arc<Pd>, create: &InitiatorCreate) -> Result<Arc<Qp>> {
+        check_caps(&create.caps)?;
+        check_contexts(pd.context(), [("send_cq", create.send_cq.context())])?;
+        let caps = QueueCaps { max_recv_wr: 0, max_recv_sge: 0, ..granted(&create.caps, true) };
+        let uses = Uses { pd: Some(Arc::clone(pd)), send_cq: Some(Arc::clone(&create.send_cq)), ..Uses::default() };
+        let (qp_type, recv) = (QpType::XrcSend, RecvSource::None);
+        Qp::make(pd.context(), uses, Plan { qp_type, caps, recv, sq_sig_all: create.sq_sig_all, cookie: create.cookie })
+    }
+
+    pub(crate) fn create_target(xrcd: &Arc<Xrcd>, cookie: u64) -> Result<Arc<Qp>> {
+        let caps = QueueCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 };
+        let recv = RecvSource::Domain(Arc::clone(xrcd.domain().queues()));
+        let uses = Uses { xrcd: Some(Arc::clone(xrcd)), ..Uses::default() };
+        let plan = Plan { qp_type: QpType::XrcRecv, caps, recv, sq_sig_all: false, cookie };
+        let qp = Qp::make(xrcd.context(), uses, plan)?;
+        xrcd.domain().add_target(&qp.pair, &qp.ah);
+        Ok(qp)
+    }
+
+    /// A target that is open already.
+    pub(crate) fn of_target(xrcd: &Arc<Xrcd>, pair: &Arc<QueuePair>, ah: &Arc<Mutex<AhAttr>>, cookie: u64) -> Arc<Qp> {
+        let uses = Uses { xrcd: Some(Arc::clone(xrcd)), ..Uses::default() };
+        Qp::new(xrcd.context(), uses, Arc::clone(pair), Arc::clone(ah), cookie)
+    }
+
+    fn make(context: &Arc<Context>, uses: Uses, plan: Plan) -> Result<Arc<Qp>> {
+        let Plan { qp_type, caps, recv, sq_sig_all, cookie } = plan;
         let init = QueuePairInit {
             transport: QpInit {
                 qpn: 0,
-                qp_type: create.qp_type,
-                pd: pd.handle(),
-                has_srq: create.srq.is_some(),
+                qp_type,
+                pd: uses.pd.as_ref().map_or(0, |pd| pd.handle()),
+                has_srq: uses.srq.is_some() || qp_type == QpType::XrcRecv,
                 max_send_wr: caps.max_send_wr,
             },
             caps,
-            sq_sig_all: create.sq_sig_all,
-            send_cq: Arc::clone(create.send_cq.queue()),
-            recv_cq: Arc::clone(create.recv_cq.queue()),
+            sq_sig_all,
+            send_cq: uses.send_cq.as_ref().map(|cq| Arc::clone(cq.queue())),
+            recv_cq: uses.recv_cq.as_ref().map(|cq| Arc::clone(cq.queue())),
             recv,
             events: Arc::clone(context.events()),
-            cookie: create.cookie,
+            cookie,
             device: context.device().ifindex(),
         };
         let lane = context.card().lanes().into_iter().next().expect("a card has a lane");
-        let pair = lane.create_qp(init)?;
-        pd.users.fetch_add(1, Ordering::Relaxed);
-        create.send_cq.users.fetch_add(1, Ordering::Relaxed);
-        create.recv_cq.users.fetch_add(1, Ordering::Relaxed);
-        if let Some(srq) = &create.srq {
-            srq.users.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(Arc::new(Qp {
-            pd: Arc::clone(pd),
-            send_cq: Arc::clone(&create.send_cq),
-            recv_cq: Arc::clone(&create.recv_cq),
-            srq: create.srq.clone(),
+        Ok(Qp::new(context, uses, lane.create_qp(init)?, Arc::default(), cookie))
+    }
+
+    fn new(context: &Arc<Context>, uses: Uses, pair: Arc<QueuePair>, ah: Arc<Mutex<AhAttr>>, cookie: u64) -> Arc<Qp> {
+        uses.begin();
+        Arc::new(Qp {
+            context: Arc::clone(context),
+            uses,
             pair,
-            ah: Mutex::new(AhAttr::default()),
+            cookie,
+            ah,
             groups: Mutex::new(BTreeSet::new()),
             destroyed: AtomicBool::new(false),
-        }))
+        })
     }
 
     /// Its number on the wire.
@@ -130,9 +225,14 @@ impl Qp {
         self.pair.init().sq_sig_all
     }
 
-    /// The protection domain it was made in.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    /// The protection domain it was made in; an XRC target has none.
+    pub fn pd(&self) -> Option<&Arc<Pd>> {
+        self.uses.pd.as_ref()
+    }
+
+    /// The context it was made in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     /// Changes attributes and state.
@@ -140,22 +240,22 @@ impl Qp {
     /// # Errors
     /// EINVAL with the attribute at fault and the remedy. ENETUNREACH, EHOSTUNREACH: no route leads to the destination.
     pub fn modify(&self, change: &QpModify, mask: QpAttrMask) -> Result<()> {
-        self.pd.context().check()?;
+        self.context.check()?;
         let mut attr = change.attr.clone();
         if mask.contains(QpAttrMask::AV) {
-            attr.path = Some(Arc::new(change.ah.resolve(self.pd.context())?));
+            attr.path = Some(Arc::new(change.ah.resolve(&self.context)?));
         }
         if mask.contains(QpAttrMask::PATH_MTU) {
             self.check_path_mtu(attr.path_mtu)?;
         }
         if self.qp_type() == QpType::Ud {
             // Not an attribute of a UD queue pair: a datagram is as large as the port's MTU lets it be.
-            attr.path_mtu = self.pd.context().device().port().active_mtu;
+            attr.path_mtu = self.context.device().port().active_mtu;
         }
         let connects = mask.contains(QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::DEST_QPN)
             && (self.state(), attr.state) == (QpState::Init, QpState::Rtr);
         if let Some(path) = attr.path.as_ref().filter(|_| connects && self.qp_type() != QpType::Ud) {
-            self.pd.context().prefer_ring(&self.pair, path, attr.dest_qpn);
+            self.context.prefer_ring(&self.pair, path, attr.dest_qpn);
         }
         self.pair.modify(&attr, mask)?;
         if mask.contains(QpAttrMask::AV) {
@@ -165,7 +265,7 @@ impl Qp {
     }
 
     fn check_path_mtu(&self, path_mtu: u32) -> Result<()> {
-        let device = self.pd.context().device();
+        let device = self.context.device();
         let active = device.port().active_mtu;
         if path_mtu > active {
             return Err(Error::new(
@@ -184,7 +284,7 @@ impl Qp {
     /// # Errors
     /// EIO in a forked child. EINVAL: it is destroyed.
     pub fn query(&self) -> Result<QpModify> {
-        self.pd.context().check()?;
+        self.context.check()?;
         Ok(QpModify { attr: self.pair.query()?, ah: *self.ah.lock() })
     }
 
@@ -193,7 +293,7 @@ impl Qp {
     /// # Errors
     /// EINVAL: wrong state, too many elements, too much inline data, an operation that the service type lacks. ENOMEM: full.
     pub fn post_send(&self, wr: SendWr) -> Result<()> {
-        self.pd.context().check()?;
+        self.context.check()?;
         Ok(self.pair.post_send(wr)?)
     }
 
@@ -202,13 +302,13 @@ impl Qp {
     /// # Errors
     /// As for [`Qp::post_send`], for any of them.
     pub fn post_send_all(&self, wrs: Vec<SendWr>) -> Result<()> {
-        self.pd.context().check()?;
+        self.context.check()?;
         Ok(self.pair.post_send_all(wrs)?)
     }
 
     /// Rings the doorbell.
     pub fn ring(&self) {
-        if !self.pd.context().is_stale() {
+        if !self.context.is_stale() {
             self.pair.ring();
         }
     }
@@ -218,7 +318,7 @@ impl Qp {
     /// # Errors
     /// EINVAL: RESET, an SRQ is used, too many elements. ENOMEM: full.
     pub fn post_recv(&self, wr: RecvWr) -> Result<()> {
-        self.pd.context().check()?;
+        self.context.check()?;
         Ok(self.pair.post_recv(wr)?)
     }
 
@@ -237,7 +337,7 @@ impl Qp {
         if groups.contains(&group.addr) {
             return Ok(());
         }
-        let (memberships, lane) = (self.pd.context().groups(), self.pair.lane().number());
+        let (memberships, lane) = (self.context.groups(), self.pair.lane().number());
         memberships.join(lane, group)?;
         if let Err(error) = self.pair.attach(group) {
             memberships.leave(lane, group);
@@ -264,11 +364,11 @@ impl Qp {
     fn leave(&self, group: Group) {
         // A destroyed queue pair is attached to nothing.
         let _ = self.pair.detach(group);
-        self.pd.context().groups().leave(self.pair.lane().number(), group);
+        self.context.groups().leave(self.pair.lane().number(), group);
     }
 
     fn multicast_group(&self, addr: IpAddr) -> Result<Group> {
-        self.pd.context().check()?;
+        self.context.check()?;
         if self.qp_type() != QpType::Ud {
             return Err(Error::new(libc::EINVAL, "only UD queue pairs can be attached to multicast groups"));
         }
@@ -279,7 +379,7 @@ impl Qp {
                 format!("gid stands for {addr}, which is not a multicast address (::ffff:224.0.0.0/100 or ff00::/8)"),
             ));
         }
-        Ok(Group { addr, ifindex: self.pd.context().device().ifindex() })
+        Ok(Group { addr, ifindex: self.context.device().ifindex() })
     }
 
     /// Ends it. When it returns, no thread touches its memory and queues any more, and no more events come from it. Gives the
@@ -288,7 +388,7 @@ impl Qp {
     /// # Errors
     /// EINVAL when it is done already. EBUSY: it is attached to multicast groups.
     pub fn destroy(&self) -> Result<u64> {
-        if self.pd.context().is_stale() {
+        if self.context.is_stale() {
             return Ok(0);
         }
         let groups = self.groups.lock();
@@ -302,21 +402,19 @@ impl Qp {
             return Err(Error::new(libc::EINVAL, "the queue pair is destroyed already"));
         }
         drop(groups);
-        self.pair.destroy();
-        self.send_cq.users.fetch_sub(1, Ordering::Relaxed);
-        self.recv_cq.users.fetch_sub(1, Ordering::Relaxed);
-        if let Some(srq) = &self.srq {
-            srq.users.fetch_sub(1, Ordering::Relaxed);
+        match &self.uses.xrcd {
+            Some(xrcd) => xrcd.domain().close_target(&self.pair, self.cookie),
+            None => self.pair.destroy(),
         }
-        self.pd.users.fetch_sub(1, Ordering::Relaxed);
-        Ok(self.pd.context().events().forget(EventSource::Qp(self.pair.init().cookie)))
+        self.uses.end();
+        Ok(self.context.events().forget(EventSource::Qp(self.cookie)))
     }
 }
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        if !self.pd.context().is_stale() {
-            let ifindex = self.pd.context().device().ifindex();
+        if !self.context.is_stale() {
+            let ifindex = self.context.device().ifindex();
             for addr in std::mem::take(&mut *self.groups.lock()) {
                 self.leave(Group { addr, ifindex });
             }
@@ -336,10 +434,21 @@ fn check_caps(caps: &QueueCaps) -> Result<()> {
 
 /// A queue pair tells its events where its protection domain was made; so must its queues.
 fn check_context(pd: &Pd, create: &QpCreate) -> Result<()> {
-    let srq = create.srq.as_ref().map(|srq| srq.pd().context());
-    let contexts = [("send_cq", create.send_cq.context()), ("recv_cq", create.recv_cq.context())];
-    for (name, context) in contexts.into_iter().chain(srq.map(|context| ("srq", context))) {
-        if !Arc::ptr_eq(context, pd.context()) {
+    let srq = create.srq.as_ref().map(|srq| ("srq", srq.pd().context()));
+    let cqs = [("send_cq", create.send_cq.context()), ("recv_cq", create.recv_cq.context())];
+    check_contexts(pd.context(), cqs.into_iter().chain(srq))?;
+    if create.srq.as_ref().is_some_and(|srq| srq.number().is_some()) {
+        return Err(Error::new(libc::EINVAL, "srq belongs to an XRC domain: only XRC targets receive from it"));
+    }
+    Ok(())
+}
+
+fn check_contexts<'a>(
+    of: &Arc<Context>,
+    others: impl IntoIterator<Item = (&'static str, &'a Arc<Context>)>,
+) -> Result<()> {
+    for (name, context) in others {
+        if !Arc::ptr_eq(context, of) {
             return Err(Error::new(
                 libc::EINVAL,
                 format!("{name} belongs to another device context than the protection domain"),

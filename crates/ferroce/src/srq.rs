@@ -1,14 +1,16 @@
 //! Shared receive queues.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ferroce_core::{EventSource, limits};
+use ferroce_core::{EventSource, XrcSrq, limits};
 use ferroce_transport::RecvWr;
 
+use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::objects;
 use crate::pd::Pd;
+use crate::xrc::Xrcd;
 
 /// What a shared receive queue is made with.
 #[derive(Clone, Copy, Debug)]
@@ -27,20 +29,51 @@ pub struct Srq {
     pd: Arc<Pd>,
     queue: Arc<ferroce_core::Srq>,
     pub(crate) users: AtomicU32,
+    xrc: Option<Xrc>,
     /// Lists it among the process's objects.
     _entry: objects::Entry,
 }
 
+/// What a shared receive queue of an XRC domain has besides.
+#[derive(Debug)]
+struct Xrc {
+    xrcd: Arc<Xrcd>,
+    cq: Arc<Cq>,
+    number: u32,
+    gone: AtomicBool,
+}
+
 impl Srq {
     pub(crate) fn create(pd: &Arc<Pd>, create: &SrqCreate) -> Result<Arc<Srq>> {
+        Srq::make(pd, create, |_| Ok(None))
+    }
+
+    /// In an XRC domain.
+    pub(crate) fn create_in(xrcd: &Arc<Xrcd>, pd: &Arc<Pd>, cq: &Arc<Cq>, create: &SrqCreate) -> Result<Arc<Srq>> {
+        Srq::make(pd, create, |queue| {
+            let number = xrcd.context().card().take_srq_number()?;
+            let entry = XrcSrq { queue: Arc::clone(queue), cq: Arc::clone(cq.queue()), pd: pd.handle() };
+            xrcd.domain().queues().add(number, entry);
+            xrcd.users.fetch_add(1, Ordering::Relaxed);
+            cq.users.fetch_add(1, Ordering::Relaxed);
+            Ok(Some(Xrc { xrcd: Arc::clone(xrcd), cq: Arc::clone(cq), number, gone: AtomicBool::new(false) }))
+        })
+    }
+
+    fn make(
+        pd: &Arc<Pd>,
+        create: &SrqCreate,
+        xrc: impl FnOnce(&Arc<ferroce_core::Srq>) -> Result<Option<Xrc>>,
+    ) -> Result<Arc<Srq>> {
         check_limit("max_wr", create.max_wr, limits::MAX_SRQ_WR)?;
         check_limit("max_sge", create.max_sge, limits::MAX_SRQ_SGE)?;
         let events = Arc::clone(pd.context().events());
         let queue = Arc::new(ferroce_core::Srq::new(create.max_wr, create.max_sge, events, create.cookie)?);
+        let xrc = xrc(&queue)?;
         pd.users.fetch_add(1, Ordering::Relaxed);
         let context = pd.context();
         let entry = context.objects().add_srq(context.device().ifindex(), pd.handle(), &queue);
-        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0), _entry: entry }))
+        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0), xrc, _entry: entry }))
     }
 
     pub(crate) fn queue(&self) -> &Arc<ferroce_core::Srq> {
@@ -50,6 +83,11 @@ impl Srq {
     /// The protection domain it was made in.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
+    }
+
+    /// The number that requests name it by, if it belongs to an XRC domain.
+    pub fn number(&self) -> Option<u32> {
+        self.xrc.as_ref().map(|xrc| xrc.number)
     }
 
     /// Posts a receive request.
@@ -93,15 +131,32 @@ impl Srq {
         if self.pd.context().is_stale() {
             return Ok(0);
         }
-        match self.users.load(Ordering::Relaxed) {
-            0 => Ok(self.pd.context().events().forget(EventSource::Srq(self.queue.cookie()))),
-            users => Err(Error::new(libc::EBUSY, format!("{users} queue pairs still receive from the SRQ"))),
+        let users = self.users.load(Ordering::Relaxed);
+        if users > 0 {
+            return Err(Error::new(libc::EBUSY, format!("{users} queue pairs still receive from the SRQ")));
         }
+        self.leave_domain();
+        Ok(self.pd.context().events().forget(EventSource::Srq(self.queue.cookie())))
+    }
+
+    /// No request can name it any more. When it returns, no lane uses it.
+    fn leave_domain(&self) {
+        let Some(xrc) = self.xrc.as_ref().filter(|xrc| !xrc.gone.swap(true, Ordering::AcqRel)) else { return };
+        let card = xrc.xrcd.context().card();
+        xrc.xrcd.domain().queues().remove(xrc.number);
+        card.quiesce();
+        card.give_back_srq_number(xrc.number);
+        xrc.xrcd.users.fetch_sub(1, Ordering::Relaxed);
+        xrc.cq.users.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Drop for Srq {
     fn drop(&mut self) {
+        // A forked child leaves alone what is its parent's.
+        if !self.pd.context().is_stale() {
+            self.leave_domain();
+        }
         self.pd.users.fetch_sub(1, Ordering::Relaxed);
     }
 }

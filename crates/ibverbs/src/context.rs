@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, mr, mw, post, qp, query, slots, srq};
+use crate::{cq, cq_ex, dm, domain, mr, mw, post, qp, query, slots, srq, xrc};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -198,12 +198,12 @@ fn dispatch(context: ibv_context) -> verbs_context {
         ABI_placeholder2: slots::status(slots::destroy_flow),
         ibv_create_flow: slots::pointer(slots::create_flow),
         ABI_placeholder1: slots::pointer(slots::create_flow),
-        open_qp: slots::pointer(slots::open_qp),
+        open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(qp::create_qp_ex),
-        get_srq_num: slots::status(slots::get_srq_num),
+        get_srq_num: Some(xrc::get_srq_num),
         create_srq_ex: Some(srq::create_srq_ex),
-        open_xrcd: slots::pointer(slots::open_xrcd),
-        close_xrcd: slots::status(slots::close_xrcd),
+        open_xrcd: Some(xrc::open_xrcd),
+        close_xrcd: Some(xrc::close_xrcd),
         _ABI_placeholder3: 0,
         sz: size_of::<verbs_context>(),
         context,

@@ -146,7 +146,7 @@ pub(crate) fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
         },
         max_dm_size: crate::dm::MAX_SIZE as u64,
         pci_atomic_caps: ibv_pci_atomic_caps { fetch_add: 0, swap: 0, compare_swap: 0 },
-        xrc_odp_caps: 0,
+        xrc_odp_caps: odp::RELIABLE,
         phys_port_cnt_ex: limits.phys_port_cnt.into(),
     }
 }

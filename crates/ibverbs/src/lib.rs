@@ -53,3 +53,4 @@ mod start;
 pub mod strings;
 pub mod sysfs;
 pub mod unsupported;
+mod xrc;

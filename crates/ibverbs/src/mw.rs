@@ -100,7 +100,7 @@ slot! {
         let op = unsafe { binding(object, mw, WindowKind::One, rkey, &bind.bind_info) }?;
         let flags = SendFlags::from_bits_truncate(bind.send_flags) - SendFlags::INLINE;
         let data = SendData::Sges(Default::default());
-        object.qp.post_send(SendWr { wr_id: bind.wr_id, op, flags, data, ud: None }).map_err(posting)?;
+        object.qp.post_send(SendWr { wr_id: bind.wr_id, op, flags, data, ud: None, xrc_srqn: None }).map_err(posting)?;
         // SAFETY: as above; binding one window from several threads is the program's to serialise.
         unsafe { (*mw).rkey = rkey };
         object.qp.ring();

@@ -110,7 +110,14 @@ unsafe fn send_wr(object: &QpObject, wr: &ibv_send_wr) -> Verb<SendWr> {
         // SAFETY: by the contract above.
         let op = unsafe { mw::binding(object, bind.mw, WindowKind::Two, bind.rkey, &bind.bind_info) }?;
         let flags = SendFlags::from_bits_truncate(wr.send_flags) - SendFlags::INLINE;
-        return Ok(SendWr { wr_id: wr.wr_id, op, flags, data: SendData::Sges(Default::default()), ud: None });
+        return Ok(SendWr {
+            wr_id: wr.wr_id,
+            op,
+            flags,
+            data: SendData::Sges(Default::default()),
+            ud: None,
+            xrc_srqn: None,
+        });
     }
     let op = operation(wr)?;
     // SAFETY: by the contract above.
@@ -142,7 +149,8 @@ unsafe fn send_wr(object: &QpObject, wr: &ibv_send_wr) -> Verb<SendWr> {
     } else {
         None
     };
-    Ok(SendWr { wr_id: wr.wr_id, op, flags, data, ud })
+    let xrc_srqn = (object.qp.qp_type() == ferroce::QpType::XrcSend).then_some(wr.remote_srqn & 0xff_ffff);
+    Ok(SendWr { wr_id: wr.wr_id, op, flags, data, ud, xrc_srqn })
 }
 
 /// A receive request as Ferroce has it.

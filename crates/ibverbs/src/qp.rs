@@ -1,13 +1,15 @@
 //! Queue pairs: making, changing, asking, destroying.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::Arc;
 
-use ferroce::{Access, Psn, QpAttr, QpAttrMask, QpCreate, QpModify, QpState, QpType};
+use ferroce::{Access, InitiatorCreate, Psn, QpAttr, QpAttrMask, QpCreate, QpModify, QpState, QpType};
 
 use crate::abi::consts::{qp_init, send_ops, wr};
 use crate::abi::{
     ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_xrcd,
 };
 use crate::context::{ContextObject, ContextRef};
 use crate::convert;
@@ -18,6 +20,7 @@ use crate::handle::{Shared, handle, handle_number};
 use crate::pd::PdObject;
 use crate::qp_ex::{self, Builder};
 use crate::srq::SrqObject;
+use crate::xrc::XrcdObject;
 
 /// `struct ibv_qp_ex`, which starts with `struct ibv_qp`, and what is behind it. Plain queue pairs are made the same.
 #[repr(C)]
@@ -48,7 +51,8 @@ fn qp_type(number: u32) -> Verb<QpType> {
         3 => Ok(QpType::Uc),
         4 => Ok(QpType::Ud),
         8 => Err(Refusal::unsupported("qp_type IBV_QPT_RAW_PACKET: raw packets are not available; use RC, UC or UD")),
-        9 | 10 => Err(Refusal::unsupported("qp_type IBV_QPT_XRC_*: XRC is not implemented; use RC with an SRQ")),
+        9 => Ok(QpType::XrcSend),
+        10 => Ok(QpType::XrcRecv),
         0xff => Err(Refusal::unsupported("qp_type IBV_QPT_DRIVER: vendor queue pairs need the vendor's card")),
         other => Err(Refusal::invalid(format!("qp_type {other} is unknown"))),
     }
@@ -70,58 +74,104 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
     // SAFETY: by the contract above.
     let domain = unsafe { PdObject::of(pd) }?;
     let qp_type = qp_type(init.qp_type)?;
-    if init.send_cq.is_null() || init.recv_cq.is_null() {
-        return Err(Refusal::invalid("send_cq or recv_cq is NULL; both are needed (they may be the same)"));
-    }
     if let Some(ops) = ops {
         check_ops(qp_type, ops)?;
     }
+    if qp_type == QpType::XrcRecv {
+        return Err(Refusal::invalid(
+            "an XRC_RECV queue pair has no protection domain: ibv_create_qp_ex with IBV_QP_INIT_ATTR_XRCD",
+        ));
+    }
+    if init.send_cq.is_null() || init.recv_cq.is_null() && qp_type != QpType::XrcSend {
+        return Err(Refusal::invalid("send_cq or recv_cq is NULL; both are needed (they may be the same)"));
+    }
     // SAFETY: by the contract above; so below.
     let send_cq = unsafe { CqObject::of(init.send_cq) }?.cq.clone();
-    // SAFETY: by the contract above.
-    let recv_cq = unsafe { CqObject::of(init.recv_cq) }?.cq.clone();
-    let srq = if init.srq.is_null() {
-        None
-    } else {
-        // SAFETY: by the contract above.
-        Some(unsafe { SrqObject::of(init.srq) }?.srq.clone())
-    };
+    let (caps, sq_sig_all) = (convert::caps(&init.cap), init.sq_sig_all != 0);
     QpObject::publish(|address| {
-        let create = QpCreate {
-            send_cq,
-            recv_cq,
-            srq,
-            caps: convert::caps(&init.cap),
-            qp_type,
-            sq_sig_all: init.sq_sig_all != 0,
-            cookie: address as u64,
+        let cookie = address as u64;
+        let qp = if qp_type == QpType::XrcSend {
+            // What it is given for receives is not used, nor looked at.
+            (init.recv_cq, init.srq) = (ptr::null_mut(), ptr::null_mut());
+            domain.pd().create_initiator(&InitiatorCreate { send_cq, caps, sq_sig_all, cookie })?
+        } else {
+            // SAFETY: by the contract above.
+            let (recv_cq, srq) = unsafe { receiving(init) }?;
+            domain.pd().create_qp(&QpCreate { send_cq, recv_cq, srq, caps, qp_type, sq_sig_all, cookie })?
         };
-        let qp = domain.pd().create_qp(&create)?;
         init.cap = convert::caps_c(&qp.caps());
-        let context = domain.context.clone();
-        let c = ibv_qp {
-            context: context.as_ptr(),
-            qp_context: init.qp_context,
-            pd,
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
-            srq: init.srq,
-            handle: handle_number(),
-            qp_num: qp.qpn(),
-            state: QpState::Reset as u32,
-            qp_type: init.qp_type,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
-        };
-        Ok(QpObject {
-            c: Shared::new(qp_ex::structure(c)),
-            qp,
-            context,
-            is_extended: ops.is_some(),
-            builder: Builder::new(),
-        })
+        Ok(object(&domain.context, qp, pd, init, ops.is_some()))
     })
+}
+
+/// Where receives come from and complete.
+///
+/// # Safety
+///
+/// The pointers are NULL or live.
+unsafe fn receiving(init: &ibv_qp_init_attr) -> Verb<(Arc<ferroce::Cq>, Option<Arc<ferroce::Srq>>)> {
+    // SAFETY: by the contract above; so below.
+    let recv_cq = unsafe { CqObject::of(init.recv_cq) }?.cq.clone();
+    if init.srq.is_null() {
+        return Ok((recv_cq, None));
+    }
+    // SAFETY: by the contract above.
+    Ok((recv_cq, Some(unsafe { SrqObject::of(init.srq) }?.srq.clone())))
+}
+
+/// Makes an XRC target and tells the sizes that were granted, which are none.
+///
+/// # Safety
+///
+/// `xrcd` is NULL or live.
+unsafe fn create_target(xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr) -> Verb<*mut ibv_qp> {
+    // SAFETY: by the contract above.
+    let domain = unsafe { XrcdObject::of(xrcd) }?;
+    QpObject::publish(|address| {
+        let qp = domain.xrcd.create_target(address as u64)?;
+        init.cap = convert::caps_c(&qp.caps());
+        Ok(target_object(&domain.context, qp, init.qp_context))
+    })
+}
+
+/// The C object of a target.
+pub(crate) fn target_object(context: &ContextRef, qp: Arc<ferroce::Qp>, qp_context: *mut c_void) -> QpObject {
+    let init = ibv_qp_init_attr {
+        qp_context,
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        cap: convert::caps_c(&qp.caps()),
+        qp_type: QpType::XrcRecv as u32,
+        sq_sig_all: 0,
+    };
+    object(context, qp, ptr::null_mut(), &init, false)
+}
+
+/// The C object of a queue pair.
+fn object(
+    context: &ContextRef,
+    qp: Arc<ferroce::Qp>,
+    pd: *mut ibv_pd,
+    init: &ibv_qp_init_attr,
+    is_extended: bool,
+) -> QpObject {
+    let c = ibv_qp {
+        context: context.as_ptr(),
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        handle: handle_number(),
+        qp_num: qp.qpn(),
+        state: qp.state() as u32,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    QpObject { c: Shared::new(qp_ex::structure(c)), qp, context: context.clone(), is_extended, builder: Builder::new() }
 }
 
 /// Refuses extended operations that the service type or the card does not have: a program may count on what it was granted.
@@ -137,7 +187,8 @@ fn check_ops(qp_type: QpType, ops: u64) -> Verb<()> {
     let offered = match qp_type {
         QpType::Ud => DATAGRAM,
         QpType::Uc => UNRELIABLE,
-        QpType::Rc => RELIABLE,
+        QpType::Rc | QpType::XrcSend => RELIABLE,
+        QpType::XrcRecv => 0,
     };
     let missing = ops & !offered;
     if missing != 0 {
@@ -251,12 +302,14 @@ slot! {
         // SAFETY: not NULL, so it points to a structure of the caller, which may be shorter than ours: fields behind the mask are
         // read only if the mask names them.
         let mask = unsafe { (*init).comp_mask };
-        let other = mask & !(qp_init::PD | qp_init::SEND_OPS_FLAGS | qp_init::CREATE_FLAGS);
+        let other = mask & !(qp_init::PD | qp_init::XRCD | qp_init::SEND_OPS_FLAGS | qp_init::CREATE_FLAGS);
         if other != 0 {
-            return Err(Refusal::unsupported(format!("comp_mask {other:#x}: XRC, TSO and RSS are not available")));
+            return Err(Refusal::unsupported(format!("comp_mask {other:#x}: TSO and RSS are not available")));
         }
-        if mask & qp_init::PD == 0 {
-            return Err(Refusal::invalid("comp_mask names no protection domain"));
+        // SAFETY: as above; this field is there in any form.
+        let is_target = unsafe { (*init).qp_type } == QpType::XrcRecv as u32;
+        if mask & (qp_init::PD | qp_init::XRCD) != if is_target { qp_init::XRCD } else { qp_init::PD } {
+            return Err(Refusal::invalid("comp_mask must name xrcd for IBV_QPT_XRC_RECV, and pd for all others"));
         }
         // SAFETY: the mask says that the fields are there; the first seven fields are those of `ibv_qp_init_attr`.
         unsafe {
@@ -264,6 +317,10 @@ slot! {
                 return Err(Refusal::unsupported(format!("create_flags {:#x} are not available", (*init).create_flags)));
             }
             let ops = (mask & qp_init::SEND_OPS_FLAGS != 0).then(|| (*init).send_ops_flags);
+            if is_target {
+                check_ops(QpType::XrcRecv, ops.unwrap_or(0))?;
+                return create_target((*init).xrcd, &mut *init.cast::<ibv_qp_init_attr>());
+            }
             create((*init).pd, &mut *init.cast::<ibv_qp_init_attr>(), ops)
         }
     }

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 
-use ferroce::{SendData, SendFlags, SendOp, SendWr, UdDest, WindowKind};
+use ferroce::{QpType, SendData, SendFlags, SendOp, SendWr, UdDest, WindowKind};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
@@ -96,7 +96,14 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) -> Verb<()> {
     let (wr_id, wr_flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     // INLINE is said by `ibv_wr_set_inline_data`, not by a flag.
     let flags = SendFlags::from_bits_truncate(wr_flags) - SendFlags::INLINE;
-    batch.requests.push(SendWr { wr_id, op, flags, data: SendData::Sges(Default::default()), ud: None });
+    batch.requests.push(SendWr {
+        wr_id,
+        op,
+        flags,
+        data: SendData::Sges(Default::default()),
+        ud: None,
+        xrc_srqn: None,
+    });
     Ok(())
 }
 
@@ -357,10 +364,18 @@ slot! {
         }
     }
 
-    /// `ibv_wr_set_xrc_srqn`: there are no XRC queue pairs to call it on.
-    fn wr_set_xrc_srqn as "ibv_wr_set_xrc_srqn" (qp: *mut ibv_qp_ex, _srqn: u32) -> Void {
+    /// `ibv_wr_set_xrc_srqn`.
+    fn wr_set_xrc_srqn as "ibv_wr_set_xrc_srqn" (qp: *mut ibv_qp_ex, srqn: u32) -> Void {
         // SAFETY: by the contract of the verb.
-        unsafe { fail(qp, Refusal::unsupported("XRC is not implemented")) }
+        unsafe {
+            amend(qp, |object, request| {
+                if object.qp.qp_type() != QpType::XrcSend {
+                    return Err(Refusal::invalid("only requests of XRC_SEND queue pairs name an SRQ of the peer"));
+                }
+                request.xrc_srqn = Some(srqn & 0xff_ffff);
+                Ok(())
+            })
+        }
     }
 
     /// `ibv_wr_set_inline_data`.

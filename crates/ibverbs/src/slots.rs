@@ -53,10 +53,6 @@ refusing! {
     create_wq as "ibv_create_wq" -> Pointer<c_void>: "work queues need raw packet queue pairs";
     destroy_flow as "ibv_destroy_flow" -> Status: "flow steering needs raw packet queue pairs";
     create_flow as "ibv_create_flow" -> Pointer<c_void>: "flow steering needs raw packet queue pairs";
-    open_qp as "ibv_open_qp" -> Pointer<c_void>: "XRC is not implemented";
-    get_srq_num as "ibv_get_srq_num" -> Status: "only XRC shared receive queues have a number";
-    open_xrcd as "ibv_open_xrcd" -> Pointer<c_void>: "XRC is not implemented";
-    close_xrcd as "ibv_close_xrcd" -> Status: "XRC is not implemented";
 }
 
 slot! {

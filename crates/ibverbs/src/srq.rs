@@ -6,13 +6,16 @@ use std::sync::Arc;
 use ferroce::SrqCreate;
 
 use crate::abi::{
-    consts::srq_init, ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    consts::srq_init, ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    ibv_xrcd,
 };
 use crate::context::{ContextObject, ContextRef};
+use crate::cq::CqObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, slot, verb};
 use crate::events::acknowledged;
 use crate::handle::{Shared, handle, handle_number};
 use crate::pd::PdObject;
+use crate::xrc::XrcdObject;
 
 /// `struct ibv_srq` and what is behind it.
 #[repr(C)]
@@ -33,16 +36,28 @@ const LIMIT: c_int = 1 << 1;
 ///
 /// # Safety
 ///
-/// `pd` is NULL or live.
-unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Verb<*mut ibv_srq> {
+/// The pointers are NULL or live.
+unsafe fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_srq_init_attr,
+    xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
+) -> Verb<*mut ibv_srq> {
     // SAFETY: by the contract above.
     let domain = unsafe { PdObject::of(pd) }?;
     if init.attr.max_wr == 0 {
         return Err(Refusal::invalid("attr.max_wr is 0; an SRQ needs room for at least one request"));
     }
+    let xrc = match xrc {
+        // SAFETY: by the contract above.
+        Some((xrcd, cq)) => Some(unsafe { (XrcdObject::of(xrcd)?.xrcd.clone(), CqObject::of(cq)?.cq.clone()) }),
+        None => None,
+    };
     SrqObject::publish(|address| {
         let create = SrqCreate { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, cookie: address as u64 };
-        let srq = domain.pd().create_srq(&create)?;
+        let srq = match &xrc {
+            Some((xrcd, cq)) => xrcd.create_srq(domain.pd(), cq, &create)?,
+            None => domain.pd().create_srq(&create)?,
+        };
         let (max_wr, max_sge, _) = srq.query();
         init.attr.max_wr = max_wr;
         init.attr.max_sge = max_sge;
@@ -61,7 +76,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Verb<*mut ibv
 }
 
 slot! {
-    /// `ibv_create_srq_ex(3)`: basic SRQs. (The inline function calls `ibv_create_srq` for the simple case.)
+    /// `ibv_create_srq_ex(3)`: basic SRQs and those of XRC domains. (The inline function calls `ibv_create_srq` for the simple case.)
     fn create_srq_ex as "ibv_create_srq_ex" (
         context: *mut ibv_context,
         init: *mut ibv_srq_init_attr_ex,
@@ -74,18 +89,26 @@ slot! {
         // SAFETY: not NULL, so it points to a structure of the caller, which may be shorter than ours: fields behind the mask are
         // read only if the mask names them.
         let mask = unsafe { (*init).comp_mask };
-        if mask & !(srq_init::TYPE | srq_init::PD) != 0 {
-            return Err(Refusal::unsupported(format!("comp_mask {mask:#x}: XRC and tag matching are not implemented")));
+        const XRC: u32 = srq_init::XRCD | srq_init::CQ;
+        if mask & !(srq_init::TYPE | srq_init::PD | XRC) != 0 {
+            return Err(Refusal::unsupported(format!("comp_mask {mask:#x}: tag matching is not implemented")));
         }
         if mask & srq_init::PD == 0 {
             return Err(Refusal::invalid("comp_mask names no protection domain"));
         }
         // SAFETY: the mask says that the fields are there; the first two fields are those of `ibv_srq_init_attr`.
         unsafe {
-            if mask & srq_init::TYPE != 0 && (*init).srq_type != srq_init::TYPE_BASIC {
-                return Err(Refusal::unsupported(format!("srq_type {}: only IBV_SRQT_BASIC is implemented", (*init).srq_type)));
-            }
-            create((*init).pd, &mut *init.cast::<ibv_srq_init_attr>())
+            let srq_type = if mask & srq_init::TYPE != 0 { (*init).srq_type } else { srq_init::TYPE_BASIC };
+            let xrc = match srq_type {
+                srq_init::TYPE_BASIC => None,
+                srq_init::TYPE_XRC if mask & XRC == XRC => Some(((*init).xrcd, (*init).cq)),
+                srq_init::TYPE_XRC => return Err(Refusal::invalid("IBV_SRQT_XRC needs xrcd and cq: comp_mask must name both")),
+                other => {
+                    let why = format!("srq_type {other}: only IBV_SRQT_BASIC and IBV_SRQT_XRC are implemented");
+                    return Err(Refusal::unsupported(why));
+                }
+            };
+            create((*init).pd, &mut *init.cast::<ibv_srq_init_attr>(), xrc)
         }
     }
 }
@@ -97,7 +120,7 @@ verb! {
             return Err(Refusal::invalid("srq_init_attr is NULL"));
         }
         // SAFETY: by the contract of the verb; not NULL, so it points to a structure of the caller.
-        unsafe { create(pd, &mut *init) }
+        unsafe { create(pd, &mut *init, None) }
     }
 
     /// `ibv_modify_srq(3)`: the capacity, the limit, or both.

@@ -467,7 +467,7 @@ fn headers_of(train: &Train, i: u32) -> Headers {
     let headers = match train.tail {
         _ if i == 0 => train.head,
         Some(tail) if i + 1 == train.packets => tail,
-        _ => Headers::new(Bth { opcode: train.body, ack_req: false, solicited: false, pad: 0, ..train.head.bth }),
+        _ => train.middle(),
     };
     Headers { bth: Bth { psn: train.head.bth.psn.add(i), ..headers.bth }, ..headers }
 }

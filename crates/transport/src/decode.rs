@@ -2,6 +2,8 @@
 
 use ferroce_wire::{Opcode, Operation, Position};
 
+use crate::verbs::QpType;
+
 pub(crate) use ferroce_wire::Position as Part;
 
 /// Transport class bits of an opcode (IBA table 38).
@@ -12,6 +14,23 @@ pub(crate) const CLASS_RC: u8 = 0x00;
 pub(crate) const CLASS_UC: u8 = 0x20;
 /// Unreliable datagram.
 pub(crate) const CLASS_UD: u8 = 0x60;
+/// Extended reliable connection.
+pub(crate) const CLASS_XRC: u8 = 0xa0;
+
+/// The class of a service type's packets.
+pub(crate) fn class(qp_type: QpType) -> u8 {
+    match qp_type {
+        QpType::Rc => CLASS_RC,
+        QpType::Uc => CLASS_UC,
+        QpType::Ud => CLASS_UD,
+        QpType::XrcSend | QpType::XrcRecv => CLASS_XRC,
+    }
+}
+
+/// The opcode of RC that does in its class what `opcode` does in XRC's.
+pub(crate) fn as_rc(opcode: Opcode) -> Opcode {
+    Opcode(opcode.0 & !CLASS_MASK)
+}
 
 /// The part of its message that packet `index` of `count` is.
 pub(crate) fn part_at(index: u32, count: u32) -> Part {
@@ -33,7 +52,7 @@ pub(crate) enum Request {
     FetchAdd,
 }
 
-/// The request that an RC or UC opcode stands for; `None` for responses and for what we do not serve.
+/// The request that an opcode of RC, UC or XRC stands for; `None` for responses and for what we do not serve.
 pub(crate) fn request(opcode: Opcode) -> Option<Request> {
     let layout = opcode.layout()?;
     Some(match layout.operation {
@@ -67,6 +86,8 @@ mod tests {
         assert_eq!(request(Opcode(0x20 | Opcode::RC_SEND_ONLY_INV.0)), None, "UC has no SEND with invalidate");
         assert_eq!(request(Opcode(0x20 | Opcode::RC_READ_REQUEST.0)), None, "UC has no READ");
         assert_eq!(request(Opcode::RC_RESYNC), None);
+        assert_eq!(request(Opcode::XRC_READ_REQUEST), Some(Request::Read));
+        assert_eq!(request(Opcode::XRC_ACKNOWLEDGE), None);
         assert_eq!(request(Opcode::RC_ACKNOWLEDGE), None);
     }
 

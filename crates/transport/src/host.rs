@@ -1,6 +1,6 @@
 //! What the transport asks of whoever hosts it: memory behind keys, receive requests, completions, the window.
 
-use ferroce_wire::{Headers, Syndrome};
+use ferroce_wire::{Bth, Headers, Syndrome};
 use smallvec::SmallVec;
 
 use crate::timer::Nanos;
@@ -175,6 +175,13 @@ pub trait Memory {
 pub trait Host: Memory {
     /// Takes the next receive request from the QP's receive queue or SRQ.
     fn pop_recv(&mut self) -> Option<RecvWr>;
+    /// XRC targets: from now until the end of the call, or the next choice, receive requests are taken from the shared receive queue
+    /// with this number, and completed where it has them completed. Gives its protection domain. `None`: the target's XRC domain has no
+    /// such queue (any more); nothing is chosen then, and a receive request that is completed all the same went with its queue.
+    fn choose_srq(&mut self, srqn: u32) -> Option<u32> {
+        let _ = srqn;
+        None
+    }
     /// Completes a send request (signalled or in error).
     fn complete_send(&mut self, completion: Completion);
     /// Frees `count` slots of the send queue: called once per request, when it is complete, signalled or not.
@@ -222,8 +229,8 @@ pub enum Payload {
     Inline(Arc<[u8]>, u32),
 }
 
-/// A run of consecutive packets of one message. Packet 0 has `head`; packets between have the BTH of `head` with `body` as
-/// opcode and no further headers; the last of several has `tail`. PSNs count up from `head.bth.psn`; PadCnt and AckReq of the
+/// A run of consecutive packets of one message. Packet 0 has `head`; packets between have [`middle`](Train::middle): the BTH of
+/// `head` with `body` as opcode, and its XRCETH; the last of several has `tail`. PSNs count up from `head.bth.psn`; PadCnt and AckReq of the
 /// headers are final (`body` packets have neither).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Train {
@@ -248,6 +255,12 @@ pub struct Train {
 }
 
 impl Train {
+    /// Headers of the packets between first and last, with the PSN of the first.
+    pub fn middle(&self) -> Headers {
+        let bth = Bth { opcode: self.body, ack_req: false, solicited: false, pad: 0, ..self.head.bth };
+        Headers { xrc_srqn: self.head.xrc_srqn, ..Headers::new(bth) }
+    }
+
     /// Has the last packet ask for an ACK, or not.
     pub(crate) fn set_ack_req(&mut self, ack_req: bool) {
         self.tail.as_mut().unwrap_or(&mut self.head).bth.ack_req = ack_req;

@@ -6,8 +6,8 @@
 //! | module | part |
 //! |---|---|
 //! | `qp`, `qp_state` | the queue pair: admission of packets, states and their table, flushing |
-//! | `requester` | RC: requests out, answers in, what is sent again |
-//! | `responder` | RC: requests in, answers out |
+//! | `requester` | RC, XRC initiators: requests out, answers in, what is sent again |
+//! | `responder` | RC, XRC targets: requests in, answers out |
 //! | `send_once`, `uc`, `ud` | the sender of UC and UD, and their receivers |
 //! | `flow` | UC and UD between two Ferroce ends: who sends waits for the receive buffer of the other |
 //! | `wqe`, `receive` | a send request and its packets; a receive request that is being filled |

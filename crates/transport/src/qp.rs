@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ferroce_wire::{Flow, FlowKind, Opcode};
 
-use crate::decode::{CLASS_MASK, CLASS_RC, CLASS_UC, CLASS_UD};
+use crate::decode::{CLASS_MASK, class};
 use crate::flow::{Answers, Key};
 use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
 use crate::qp_state::{self, ModifyError};
@@ -38,21 +38,39 @@ pub(crate) enum Upset {
     Sqe,
 }
 
+impl Conn<'_> {
+    /// What an opcode of RC is in the class of the queue pair (RC, XRC).
+    pub(crate) fn opcode(&self, rc: Opcode) -> Opcode {
+        Opcode(class(self.init.qp_type) | rc.0)
+    }
+}
+
 /// How an input ended.
 pub(crate) type Outcome = Result<(), Upset>;
 
 #[derive(Debug)]
 enum Machines {
+    /// RC, and the two ends of XRC, of which each leaves one of the machines idle.
     // One of the two is always in use, and a process may have thousands of idle queue pairs: neither is boxed twice.
-    Rc { requester: Requester, responder: Responder, responder_turn: bool },
-    Uc { sender: SendOnce, receiver: UcReceiver },
-    Ud { sender: SendOnce, receiver: UdReceiver },
+    Rc {
+        requester: Requester,
+        responder: Responder,
+        responder_turn: bool,
+    },
+    Uc {
+        sender: SendOnce,
+        receiver: UcReceiver,
+    },
+    Ud {
+        sender: SendOnce,
+        receiver: UdReceiver,
+    },
 }
 
 impl Machines {
     fn new(qp_type: QpType) -> Machines {
         match qp_type {
-            QpType::Rc => {
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => {
                 Machines::Rc { requester: Requester::new(), responder: Responder::new(), responder_turn: false }
             }
             QpType::Uc => Machines::Uc { sender: SendOnce::new(), receiver: UcReceiver::new() },
@@ -268,13 +286,13 @@ impl Qp {
         if bth.opcode == Opcode::CNP {
             return Err(Drop::Cnp);
         }
-        let class = match self.init.qp_type {
-            QpType::Rc => CLASS_RC,
-            QpType::Uc => CLASS_UC,
-            QpType::Ud => CLASS_UD,
-        };
-        let flow = bth.opcode == Opcode::FERROCE_FLOW && self.init.qp_type != QpType::Rc;
-        if bth.opcode.0 & CLASS_MASK != class && !flow {
+        let qp_type = self.init.qp_type;
+        let flow = bth.opcode == Opcode::FERROCE_FLOW && !qp_type.is_reliable();
+        if bth.opcode.0 & CLASS_MASK != class(qp_type) && !flow {
+            return Err(Drop::WrongTransport);
+        }
+        // An initiator has no responder, and a target no requester.
+        if qp_type.is_xrc() && bth.opcode.is_response() != (qp_type == QpType::XrcSend) {
             return Err(Drop::WrongTransport);
         }
         if self.init.qp_type != QpType::Ud && !self.is_peer(packet.net.src) {

@@ -73,6 +73,22 @@ pub enum QpType {
     Rc = 2,
     Uc = 3,
     Ud = 4,
+    /// The initiator of an XRC connection: it requests, and receives nothing but answers (IBA annex A14).
+    XrcSend = 9,
+    /// The target of an XRC connection: it answers. Each request names the shared receive queue that it is for.
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// One of the two ends of an XRC connection.
+    pub const fn is_xrc(self) -> bool {
+        matches!(self, QpType::XrcSend | QpType::XrcRecv)
+    }
+
+    /// Requests are acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, QpType::Rc) || self.is_xrc()
+    }
 }
 
 /// `enum ibv_qp_state`.
@@ -274,6 +290,8 @@ pub struct SendWr {
     pub data: SendData,
     /// UD only.
     pub ud: Option<UdDest>,
+    /// XRC only: the number of the peer's shared receive queue that the request is for.
+    pub xrc_srqn: Option<u32>,
 }
 
 /// A receive work request.
@@ -311,9 +329,10 @@ pub struct QpInit {
     pub qpn: u32,
     /// Service type.
     pub qp_type: QpType,
-    /// Handle of its protection domain; keys of other domains do not work with it.
+    /// Handle of its protection domain; keys of other domains do not work with it. An XRC target has none: it acts in that of the
+    /// shared receive queue that a request names.
     pub pd: u32,
-    /// Receives come from an SRQ.
+    /// Receives come from an SRQ (of an XRC target: always).
     pub has_srq: bool,
     /// Send requests that the poster lets be incomplete at a time.
     pub max_send_wr: u32,

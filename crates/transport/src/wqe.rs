@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferroce_wire::{Bth, Headers, Opcode, Psn, Reth};
 use smallvec::SmallVec;
 
-use crate::decode::{Part, part_at};
+use crate::decode::{CLASS_XRC, Part, part_at};
 use crate::host::{Host, Memory, MemoryError, Payload, Side, Span, Train};
 use crate::verbs::{Completion, SendData, SendFlags, SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus};
 use crate::{MAX_TRAIN_BYTES, MAX_TRAIN_PACKETS};
@@ -74,6 +74,8 @@ pub(crate) struct Wqe {
     pub(crate) flags: SendFlags,
     pub(crate) data: Data,
     pub(crate) ud: Option<UdDest>,
+    /// The peer's shared receive queue; 0 if the queue pair is not XRC.
+    pub(crate) xrc_srqn: u32,
     /// Bytes of the message; `None` if they pass 2^31.
     len: Option<u32>,
     /// PSNs it takes; 0 until it is started.
@@ -104,6 +106,7 @@ impl Wqe {
             flags: wr.flags,
             data,
             ud: wr.ud,
+            xrc_srqn: wr.xrc_srqn.unwrap_or(0),
             len: (len <= MAX_MESSAGE).then_some(len as u32),
             packets: 0,
             acked: 0,
@@ -292,7 +295,7 @@ pub(crate) fn scatter(
 /// Where on the wire a message goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
-    /// Transport class bits of the opcodes: 0x00 RC, 0x20 UC.
+    /// Transport class bits of the opcodes: 0x00 RC, 0x20 UC, 0xa0 XRC.
     pub(crate) class: u8,
     pub(crate) dest_qpn: u32,
     pub(crate) mtu: u32,
@@ -331,6 +334,7 @@ pub(crate) fn message_train(wqe: &Wqe, route: Route, index: u32, packets: u32, p
 
 fn packet_headers(wqe: &Wqe, route: Route, part: Part, psn: Psn) -> Headers {
     let mut headers = Headers::new(Bth::new(message_opcode(&wqe.op, route.class, part), route.dest_qpn, psn));
+    headers.xrc_srqn = (route.class == CLASS_XRC).then_some(wqe.xrc_srqn);
     if part.starts()
         && let SendOp::Write { raddr, rkey } | SendOp::WriteImm { raddr, rkey, .. } = wqe.op
     {

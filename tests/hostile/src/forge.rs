@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 
 use ferroce_transport::QpType;
+use ferroce_transport::testing::SRQN;
 use ferroce_wire::icrc::{self, Pseudo};
 use ferroce_wire::{
-    Aeth, AtomicEth, BTH_LEN, Bth, Deth, Ext, Feth, Headers, ICRC_LEN, Opcode, Operation, Position, Psn, Reth, Syndrome,
+    Aeth, AtomicEth, BTH_LEN, Bth, Class, Deth, Ext, Feth, Headers, ICRC_LEN, Opcode, Operation, Position, Psn, Reth,
+    Syndrome,
 };
 
 use crate::source::Source;
@@ -72,7 +74,7 @@ impl Aim {
         let psn = headers.bth.psn;
         remember(&mut self.sent, psn);
         let atomic = headers.atomic.is_some();
-        if headers.bth.opcode == Opcode::RC_READ_REQUEST || atomic {
+        if matches!(headers.bth.opcode, Opcode::RC_READ_REQUEST | Opcode::XRC_READ_REQUEST) || atomic {
             let len = headers.reth.map_or(8, |reth| reth.len);
             remember(&mut self.asked, Asked { psn, len, atomic });
         }
@@ -178,7 +180,7 @@ impl Forge {
     /// A message of several packets, in which an accident may happen.
     fn message(&mut self, source: &mut impl Source, aim: &Aim, zones: &[Zone]) {
         let class = match aim.qp_type {
-            QpType::Rc => Opcode::RC_SEND_FIRST.0,
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => Opcode::RC_SEND_FIRST.0,
             QpType::Uc => Opcode::UC_SEND_FIRST.0,
             QpType::Ud => return self.single(source, aim, zones),
         };
@@ -282,7 +284,7 @@ impl Forge {
 
     /// Many READs or atomics at once, of one size, so that they arrive in one batch.
     fn rush(&mut self, source: &mut impl Source, aim: &Aim, zones: &[Zone]) {
-        if aim.qp_type != QpType::Rc {
+        if !aim.qp_type.is_reliable() {
             return self.single(source, aim, zones);
         }
         let opcode = source.pick(&[
@@ -424,7 +426,7 @@ fn length(source: &mut impl Source, mtu: u32) -> usize {
 /// A proper request of one packet.
 fn request(source: &mut impl Source, aim: &Aim, zones: &[Zone], psn: Psn) -> Draft {
     let opcode = match aim.qp_type {
-        QpType::Rc => source.pick(&[
+        QpType::Rc | QpType::XrcSend | QpType::XrcRecv => source.pick(&[
             Opcode::RC_SEND_ONLY,
             Opcode::RC_SEND_ONLY_IMM,
             Opcode::RC_SEND_ONLY_INV,
@@ -454,8 +456,12 @@ fn request(source: &mut impl Source, aim: &Aim, zones: &[Zone], psn: Psn) -> Dra
     (headers, len)
 }
 
-/// The headers that an opcode asks for, with proper content.
+/// The headers that an opcode asks for, with proper content. For XRC an opcode of RC stands for that of its own class.
 fn dress(source: &mut impl Source, opcode: Opcode, aim: &Aim, zones: &[Zone], psn: Psn, message: u32) -> Headers {
+    let opcode = match opcode.class() {
+        Class::Rc if aim.qp_type.is_xrc() => Opcode(Opcode::XRC_SEND_FIRST.0 | opcode.0),
+        _ => opcode,
+    };
     let layout = opcode.layout();
     let ext = layout.map_or(Ext::empty(), |layout| layout.ext);
     let mut headers = Headers::new(Bth::new(opcode, aim.qpn, psn));
@@ -464,7 +470,7 @@ fn dress(source: &mut impl Source, opcode: Opcode, aim: &Aim, zones: &[Zone], ps
         || layout.is_some_and(|layout| layout.position == Position::Last || layout.position == Position::Only)
             && source.one_in(2);
     if ext.contains(Ext::XRCETH) {
-        headers.xrc_srqn = Some(source.below(1 << 24));
+        headers.xrc_srqn = Some(if source.one_in(16) { source.below(1 << 24) } else { SRQN });
     }
     if ext.contains(Ext::DETH) {
         headers.deth = Some(Deth { qkey: aim.qkey, src_qp: aim.peer });

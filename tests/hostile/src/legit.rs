@@ -91,7 +91,7 @@ impl End {
     fn post(&self, op: SendOp, offset: usize, length: u32) -> Result<()> {
         let sge = Sge { addr: self.buffer.addr() + offset as u64, length, lkey: self.mr.lkey() };
         let data = SendData::Sges([sge].into_iter().collect());
-        self.qp.post_send(SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, data, ud: None })?;
+        self.qp.post_send(SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, data, ud: None, xrc_srqn: None })?;
         self.qp.ring();
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ferroce_link::LinkStats;
 use ferroce_link::udp::ingest;
-use ferroce_transport::testing::{Region, SimHost, explode};
+use ferroce_transport::testing::{Region, SRQN, SimHost, SimSrq, explode};
 use ferroce_transport::{
     Access, Completion, MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr,
     SendData, SendFlags, SendOp, SendWr, Sge, Train, UdDest, WcStatus,
@@ -64,6 +64,8 @@ const KINDS: &[Kind] = &[
     Kind { qp_type: QpType::Uc, mtu: 1024, has_srq: true, access: Access::empty(), rd_atomic: 0, psn: 5 },
     Kind { qp_type: QpType::Ud, mtu: 1024, has_srq: false, access: Access::empty(), rd_atomic: 0, psn: 0 },
     Kind { qp_type: QpType::Rc, mtu: 512, has_srq: false, access: ALL, rd_atomic: 16, psn: 0 },
+    Kind { qp_type: QpType::XrcRecv, mtu: 1024, has_srq: true, access: ALL, rd_atomic: 4, psn: 0xff_fff0 },
+    Kind { qp_type: QpType::XrcSend, mtu: 256, has_srq: false, access: ALL, rd_atomic: 4, psn: 0x1000 },
 ];
 
 /// Number of [`Machine::new`]'s kinds.
@@ -116,7 +118,9 @@ impl Machine {
     /// The queue pair of a kind, in RTS.
     pub fn new(kind: u32, recorded: Vec<Vec<u8>>) -> Machine {
         let kind = KINDS[kind as usize];
-        let init = QpInit { qpn: QPN, qp_type: kind.qp_type, pd: PD, has_srq: kind.has_srq, max_send_wr: 64 };
+        // A target acts in the domain of its shared receive queue.
+        let pd = if kind.qp_type == QpType::XrcRecv { 0 } else { PD };
+        let init = QpInit { qpn: QPN, qp_type: kind.qp_type, pd, has_srq: kind.has_srq, max_send_wr: 64 };
         let path = PathAddr { src: DST, dst: SRC, ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 };
         let nothing = Region { addr: 0, len: 0, key: 0 };
         let mut machine = Machine {
@@ -183,11 +187,22 @@ impl Machine {
         self.settle(source);
     }
 
+    /// The receives that wait.
+    fn receives(&mut self) -> &mut VecDeque<RecvWr> {
+        match self.host.srqs.get_mut(&SRQN) {
+            Some(srq) => &mut srq.receives,
+            None => &mut self.host.receives,
+        }
+    }
+
     /// Registers memory of each kind.
     fn lay_out(&mut self) {
         let counts = std::mem::take(&mut self.host.counts);
         let drops = std::mem::take(&mut self.host.drops);
         self.host = SimHost { counts, drops, ..SimHost::default() };
+        if self.kind.qp_type == QpType::XrcRecv {
+            self.host.srqs.insert(SRQN, SimSrq { pd: PD, ..SimSrq::default() });
+        }
         self.memory.clear();
         self.zones.clear();
         self.tampered = false;
@@ -251,7 +266,7 @@ impl Machine {
         };
         let connected = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
         let (init, rtr, rts) = match kind.qp_type {
-            QpType::Rc => (
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => (
                 QpAttrMask::ACCESS_FLAGS,
                 connected | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
                 QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC,
@@ -294,7 +309,8 @@ impl Machine {
 
     fn post_send(&mut self, source: &mut impl Source) {
         let taken = !matches!(self.qp.state(), QpState::Reset | QpState::Init | QpState::Rtr);
-        if !taken || self.sending.len() >= QUEUE {
+        let is_target = self.kind.qp_type == QpType::XrcRecv;
+        if !taken || is_target || self.sending.len() >= QUEUE {
             return;
         }
         let remote = source.pick(&self.zones);
@@ -324,10 +340,11 @@ impl Machine {
         flags.set(SendFlags::FENCE, source.one_in(8));
         let ud =
             (self.kind.qp_type == QpType::Ud).then(|| UdDest { path: Arc::clone(&self.path), qpn: PEER, qkey: QKEY });
+        let xrc_srqn = (self.kind.qp_type == QpType::XrcSend).then_some(SRQN);
         self.next_id += 1;
         self.sending.push_back((self.next_id, flags.contains(SendFlags::SIGNALED)));
         self.posted += 1;
-        self.qp.post_send(self.now, SendWr { wr_id: self.next_id, op, flags, data, ud }, &mut self.host);
+        self.qp.post_send(self.now, SendWr { wr_id: self.next_id, op, flags, data, ud, xrc_srqn }, &mut self.host);
     }
 
     /// Where a request's bytes come from or go to: mostly right, sometimes with a bad key or beyond the end.
@@ -380,7 +397,8 @@ impl Machine {
             let room = sges.iter().map(|sge| sge.length).sum();
             self.next_id += 1;
             self.receiving.push_back((self.next_id, room));
-            self.host.receives.push_back(RecvWr { wr_id: self.next_id, sges });
+            let wr = RecvWr { wr_id: self.next_id, sges };
+            self.receives().push_back(wr);
         }
     }
 
@@ -477,7 +495,7 @@ impl Machine {
         done.unwrap_or_else(|error| panic!("every state goes to RESET: {error}"));
         self.after_reset();
         if self.tampered {
-            self.host.receives.clear();
+            self.receives().clear();
             self.receiving.clear();
             self.lay_out();
         }
@@ -496,7 +514,7 @@ impl Machine {
             self.receiving.clear();
         } else {
             // A message that was arriving takes its receive request along.
-            let waiting = self.host.receives.front().map_or(u64::MAX, |wr| wr.wr_id);
+            let waiting = self.receives().front().map_or(u64::MAX, |wr| wr.wr_id);
             self.receiving.retain(|(id, _)| *id >= waiting);
         }
         self.check_windows();
@@ -552,7 +570,11 @@ impl Machine {
                 assert!(!signaled, "request {id} has no completion before {completion:?}");
             }
         }
-        for completion in std::mem::take(&mut self.host.received) {
+        let received = match self.host.srqs.get_mut(&SRQN) {
+            Some(srq) => &mut srq.received,
+            None => &mut self.host.received,
+        };
+        for completion in std::mem::take(received) {
             self.check_received(&completion);
         }
     }

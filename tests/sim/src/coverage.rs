@@ -30,6 +30,8 @@ kinds! {
     CompareSwap = "RC compare and swap",
     FetchAdd = "RC fetch and add",
     LocalInv = "local invalidate",
+    Xrc = "XRC request",
+    BadSrqNumber = "XRC request for an SRQ that is not there",
     UcSend = "UC SEND",
     UcSendImm = "UC SEND with immediate",
     UcWrite = "UC WRITE",

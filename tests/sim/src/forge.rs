@@ -16,7 +16,11 @@ pub(crate) fn forge(datagram: &mut Datagram, random: &mut Random) {
     match random.below(6) {
         0 => flip_bits(&mut bytes, random),
         1 => flip_header_bits(&mut bytes, random),
-        2 => bytes[0] = random.pick(&OPCODES).0,
+        2 => {
+            // XRC has the operations of RC in a class of its own.
+            let class = if bytes[0] >> 5 == 5 { 0xa0 } else { 0 };
+            bytes[0] = class | random.pick(&OPCODES).0;
+        }
         3 => {
             let psn = u32::from_be_bytes([0, bytes[9], bytes[10], bytes[11]]);
             let by = random.pick(&[1, 2, 3, 7, 16, 0x00ff_ffff, 0x00ff_fffe, 0x0080_0000, 1 << 22]);

@@ -126,7 +126,7 @@ impl<'a> SimHost<'a> {
     /// The window towards the node of a queue pair.
     fn towards(&mut self, path: &PathAddr, qpn: u32) -> WindowId {
         let node = self.by_address.get(&path.dst).copied();
-        if self.qp_type() == QpType::Rc || self.oracle.books.iter().all(|book| book.qpn != qpn) {
+        if self.qp_type().is_reliable() || self.oracle.books.iter().all(|book| book.qpn != qpn) {
             self.check(Err(format!("a window towards {qpn:#x}, which is none of its destinations")));
         }
         Windows::towards(node.unwrap_or(0))
@@ -278,6 +278,12 @@ impl Host for SimHost<'_> {
                 None
             }
         }
+    }
+
+    fn choose_srq(&mut self, srqn: u32) -> Option<u32> {
+        let book = &self.oracle.books[self.qp];
+        let is_its = book.qp_type == QpType::XrcRecv && book.srq.is_some_and(|srq| srq as u32 + 1 == srqn);
+        is_its.then_some(book.pd)
     }
 
     fn complete_send(&mut self, completion: Completion) {

@@ -476,11 +476,13 @@ impl World {
         }
 
         let connected = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-        let (to_rtr, to_rts) = match conn.qp_type {
-            QpType::Rc => (
-                connected | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
-                QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC,
-            ),
+        let requester =
+            QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
+        let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        let (to_rtr, to_rts) = match self.oracle.books[qp].qp_type {
+            QpType::Rc => (connected | responder, requester),
+            QpType::XrcSend => (connected, requester),
+            QpType::XrcRecv => (connected | responder, QpAttrMask::TIMEOUT),
             QpType::Uc => (connected, QpAttrMask::empty()),
             QpType::Ud => (QpAttrMask::empty(), QpAttrMask::empty()),
         };

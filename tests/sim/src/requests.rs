@@ -73,7 +73,9 @@ impl World {
         flags.set(SendFlags::FENCE, draft.fence || self.random.percent(conn.fenced));
         flags.set(SendFlags::SOLICITED, self.random.percent(20));
         flags.set(SendFlags::INLINE, draft.inline.is_some());
+        let bad = conn.bad;
         let (ud, to) = if conn.qp_type == QpType::Ud { self.ud_destination(qp) } else { (None, None) };
+        let xrc_srqn = self.xrc_srqn(qp, bad, &mut draft);
         self.cover_request(&draft, flags);
         let data = match draft.inline.take() {
             Some(bytes) => SendData::Inline(bytes),
@@ -97,7 +99,26 @@ impl World {
             delivered: 0,
             completed: false,
         };
-        (SendWr { wr_id, op: draft.op, flags, data, ud }, request)
+        (SendWr { wr_id, op: draft.op, flags, data, ud, xrc_srqn }, request)
+    }
+
+    /// XRC: the number of the peer's SRQ, or now and then one that its domain does not have.
+    fn xrc_srqn(&mut self, qp: usize, bad: u32, draft: &mut Draft) -> Option<u32> {
+        if self.oracle.books[qp].qp_type != QpType::XrcSend {
+            return None;
+        }
+        self.cover.add(Met::Xrc);
+        let peer = self.oracle.books[qp].peer;
+        // What a cell is said to hold must have been written.
+        let in_cell = self.programs[peer].memory.cells.iter().any(|cell| cell.piece.at == draft.target);
+        let may_fail = draft.fate == Fate::Good && draft.met != Met::LocalInv && !in_cell;
+        if may_fail && self.random.chance(bad) {
+            self.cover.add(Met::BadSrqNumber);
+            draft.fate = Fate::Remote(WcStatus::RemInvReqErr);
+            return Some(0x00ff_ffff);
+        }
+        let srq = self.oracle.books[peer].srq.expect("a target has an SRQ");
+        Some(srq as u32 + 1)
     }
 
     fn cover_request(&mut self, draft: &Draft, flags: SendFlags) {
@@ -123,9 +144,10 @@ impl World {
         let conn = &self.plan.conns[self.qps[qp].conn];
         let (qp_type, bad) = (conn.qp_type, conn.bad);
         let usable: &[usize] = match qp_type {
-            QpType::Rc => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+            QpType::Rc | QpType::XrcSend => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
             QpType::Uc => &[0, 1, 3, 4],
             QpType::Ud => &[0, 1],
+            QpType::XrcRecv => unreachable!("a target requests nothing"),
         };
         let mut weights = [0; OPS];
         for &op in usable {
@@ -138,9 +160,9 @@ impl World {
         let is_bad = self.random.chance(bad);
         let len = self.len(qp);
         let kind = |rc, uc, ud| match qp_type {
-            QpType::Rc => rc,
             QpType::Uc => uc,
             QpType::Ud => ud,
+            _ => rc,
         };
         let imm = self.random.next() as u32;
         match op {

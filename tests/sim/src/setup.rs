@@ -153,12 +153,15 @@ impl World {
                 break qpn;
             }
         };
+        let qp_type = conn.qp_type_of(end);
+        // A target acts in the protection domain of the queue that a request names.
+        let own_pd = if qp_type == QpType::XrcRecv { 0 } else { pd };
         let machine =
-            Qp::new(QpInit { qpn, qp_type: conn.qp_type, pd, has_srq: srq.is_some(), max_send_wr: plan.send_depth });
+            Qp::new(QpInit { qpn, qp_type, pd: own_pd, has_srq: srq.is_some(), max_send_wr: plan.send_depth });
         let peer_node = conn.ends[1 - end].node;
         let path = Arc::clone(&self.paths[node][peer_node]);
         let mut entry = Entry::new(node, machine, (index, end), path, source);
-        if conn.qp_type == QpType::Rc {
+        if qp_type.is_reliable() {
             entry.requests = Some(Windows::towards(peer_node));
         }
         self.qps.push(entry);
@@ -166,7 +169,8 @@ impl World {
         self.by_qpn.insert(qpn, qp);
         self.oracle.books.push(Book {
             qpn,
-            qp_type: conn.qp_type,
+            qp_type,
+            pd,
             peer,
             exposed: conn.exposed,
             srq: srq.map(|(srq, _)| srq),
@@ -281,7 +285,7 @@ impl World {
             rnr_naks: (conn.rnr_retry < 7).then_some(u32::from(conn.rnr_retry)),
             well_max: WELL_MAX + longest,
         };
-        Stream::new(patience, conn.qp_type == QpType::Rc, conn.exposed)
+        Stream::new(patience, conn.qp_type.is_reliable(), conn.exposed)
     }
 
     /// Q_Key of a UD queue pair: one for all, and one for each exposed connection.

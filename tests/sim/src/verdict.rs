@@ -99,7 +99,7 @@ impl World {
                 let memory = &self.nodes[there].memory;
                 let Request { target, len, pattern, stored, .. } = *request;
                 let found = match book.qp_type {
-                    QpType::Rc => memory.find_difference(target, len, pattern, stored),
+                    QpType::Rc | QpType::XrcSend => memory.find_difference(target, len, pattern, stored),
                     // Any of its packets may have come or not.
                     _ => (0..len).step_by(self.plan.conns[self.qps[qp].conn].mtu as usize).find_map(|offset| {
                         let size = self.plan.conns[self.qps[qp].conn].mtu.min(len - offset);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Payload, Qp, QpEvent, QpState, QpType, Side, Train};
+use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Payload, Qp, QpEvent, QpState, Side, Train};
 
 use ferroce_wire::Opcode;
 
@@ -452,7 +452,7 @@ impl World {
         }
         let last = train.tail.as_ref().unwrap_or(&train.head);
         let ends = last.bth.opcode.layout().is_some_and(|layout| layout.position.ends());
-        if ends && train.from == Side::Requester && book.qp_type != QpType::Rc {
+        if ends && train.from == Side::Requester && !book.qp_type.is_reliable() {
             book.stream.handed += 1;
         }
     }

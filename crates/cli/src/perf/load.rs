@@ -80,7 +80,7 @@ impl Load<'_> {
         };
         let mut flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
         flags.set(SendFlags::INLINE, inline);
-        SendWr { wr_id, op, flags, data, ud: None }
+        SendWr { wr_id, op, flags, data, ud: None, xrc_srqn: None }
     }
 
     /// Tells an active server that the test is over: a SEND with immediate on every queue pair.
@@ -88,7 +88,7 @@ impl Load<'_> {
         for qp in self.qps {
             let data = SendData::Sges([self.memory.sge(0, 1)].into_iter().collect());
             let op = SendOp::SendImm { imm: 0 };
-            qp.post_send(SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, data, ud: None })?;
+            qp.post_send(SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, data, ud: None, xrc_srqn: None })?;
             qp.ring();
         }
         let mut left = self.qps.len();

@@ -216,6 +216,7 @@ impl Endpoint {
             ),
             QpType::Uc => (M::ACCESS_FLAGS, connected, M::SQ_PSN),
             QpType::Ud => (M::QKEY, M::empty(), M::SQ_PSN),
+            QpType::XrcSend | QpType::XrcRecv => unreachable!("the rig makes no queue pairs of XRC"),
         };
         qp.modify(&change, M::STATE | M::PKEY_INDEX | M::PORT | init)?;
         change.attr.state = QpState::Rtr;

@@ -285,7 +285,7 @@ impl End {
             qpn: peer.qps[Transport::Ud as usize].qpn,
             qkey: QKEY,
         });
-        SendWr { wr_id: SEND_ID, op, flags, data, ud }
+        SendWr { wr_id: SEND_ID, op, flags, data, ud, xrc_srqn: None }
     }
 
     /// The next completion, if it comes in time.

@@ -53,8 +53,8 @@ pub(crate) fn node(number: u16, parts: Parts) -> Node {
                 max_inline_data: 64,
             },
             sq_sig_all: true,
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
+            send_cq: Some(Arc::clone(&cq)),
+            recv_cq: Some(Arc::clone(&cq)),
             recv: RecvSource::Own(Arc::new(RecvQueue::new(128, 2).expect("a receive queue"))),
             events,
             cookie: 0,
@@ -113,7 +113,9 @@ impl Node {
     pub(crate) fn post(&self, wr_id: u64, op: SendOp, length: u32) {
         let sge = Sge { addr: self.buffer.addr(), length, lkey: self.key };
         let data = SendData::Sges([sge].into_iter().collect());
-        self.qp.post_send(SendWr { wr_id, op, flags: SendFlags::empty(), data, ud: None }).expect("room");
+        self.qp
+            .post_send(SendWr { wr_id, op, flags: SendFlags::empty(), data, ud: None, xrc_srqn: None })
+            .expect("room");
         self.qp.ring();
     }
 

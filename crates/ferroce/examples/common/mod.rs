@@ -54,7 +54,7 @@ impl End {
     /// Posts one signalled request over the first `length` bytes.
     pub(crate) fn post(&self, wr_id: u64, op: SendOp, length: u32) -> Result<()> {
         let data = SendData::Sges([self.sge(length)].into_iter().collect());
-        self.qp.post_send(SendWr { wr_id, op, flags: SendFlags::SIGNALED, data, ud: None })?;
+        self.qp.post_send(SendWr { wr_id, op, flags: SendFlags::SIGNALED, data, ud: None, xrc_srqn: None })?;
         self.qp.ring();
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use ferroce_core::mem;
 use ferroce_transport::Train;
-use ferroce_wire::{Bth, Headers, Psn};
+use ferroce_wire::{Headers, Psn};
 
 use super::shared::{AREA, Memory, Way};
 use super::{Broken, HEADERS_MAX, WORD, WRAP, record_len};
@@ -65,10 +65,7 @@ impl Producer {
             let last = index + 1 == train.packets;
             match &train.tail {
                 Some(tail) if last => header = PacketHeader::new(tail),
-                _ if index == 1 => {
-                    let bth = Bth { opcode: train.body, ack_req: false, solicited: false, pad: 0, ..train.head.bth };
-                    header = PacketHeader::new(&Headers::new(bth));
-                }
+                _ if index == 1 => header = PacketHeader::new(&train.middle()),
                 _ => {}
             }
             header.set_psn(train.head.bth.psn.add(index));

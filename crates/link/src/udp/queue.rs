@@ -3,7 +3,7 @@
 use ferroce_core::mem;
 use ferroce_transport::Train;
 use ferroce_wire::icrc;
-use ferroce_wire::{BTH_LEN, Bth, Headers, ICRC_LEN, Psn};
+use ferroce_wire::{BTH_LEN, Headers, ICRC_LEN, Psn};
 
 use super::arena::Arena;
 use super::sum::PathSum;
@@ -115,10 +115,7 @@ impl Queue {
             let last = i + 1 == packets;
             match &train.tail {
                 Some(tail) if last => header = Header::new(tail),
-                _ if i == 1 => {
-                    let bth = Bth { opcode: train.body, ack_req: false, solicited: false, pad: 0, ..train.head.bth };
-                    header = Header::new(&Headers::new(bth));
-                }
+                _ if i == 1 => header = Header::new(&train.middle()),
                 _ => {}
             }
             header.set_psn(train.head.bth.psn.add(i as u32));

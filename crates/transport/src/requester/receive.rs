@@ -4,7 +4,7 @@ use ferroce_wire::{Aeth, Headers, Opcode, Psn, Syndrome};
 
 use super::send::read_chunk_end;
 use super::{Probe, Requester, give_back};
-use crate::decode::Part;
+use crate::decode::{Part, as_rc};
 use crate::host::{Count, Drop, Host, Packet, WindowSignal};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer, rnr_delay};
@@ -50,7 +50,7 @@ impl Requester {
             host.drop_packet(Drop::GhostResponse);
             return Ok(());
         };
-        match headers.bth.opcode {
+        match as_rc(headers.bth.opcode) {
             Opcode::RC_ACKNOWLEDGE => match headers.aeth {
                 Some(aeth) => self.acknowledge(now, at, aeth, conn, host),
                 None => {
@@ -77,7 +77,7 @@ impl Requester {
 
     /// Is it the answer to a probe, and tells of nothing that is not known?
     fn is_old_news(&mut self, headers: &Headers) -> bool {
-        headers.bth.opcode == Opcode::RC_ACKNOWLEDGE
+        as_rc(headers.bth.opcode) == Opcode::RC_ACKNOWLEDGE
             && headers.aeth.is_some_and(|aeth| aeth.syndrome.is_ack())
             && headers.bth.psn.diff(self.una) < 0
             && self.answers.take()

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::probe::{Copy, Probe};
 use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
 use crate::cc::TRAIN_CHARGE_MAX;
-use crate::decode::CLASS_RC;
+use crate::decode::class;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
@@ -153,11 +153,11 @@ impl Requester {
             SendOp::Read { raddr, rkey } => self.read_request(wqe, raddr, rkey, conn, host, out),
             SendOp::CompareSwap { raddr, rkey, compare, swap } => {
                 let eth = AtomicEth { va: raddr, rkey, swap_add: swap, compare };
-                self.atomic_request(Opcode::RC_COMPARE_SWAP, eth, conn, host, out)
+                self.atomic_request(wqe, Opcode::RC_COMPARE_SWAP, eth, conn, host, out)
             }
             SendOp::FetchAdd { raddr, rkey, add } => {
                 let eth = AtomicEth { va: raddr, rkey, swap_add: add, compare: 0 };
-                self.atomic_request(Opcode::RC_FETCH_ADD, eth, conn, host, out)
+                self.atomic_request(wqe, Opcode::RC_FETCH_ADD, eth, conn, host, out)
             }
             _ => self.message(wqe, conn, host, out)?,
         };
@@ -194,7 +194,7 @@ impl Requester {
         }
         let len = (wqe.len() - index * mtu).min(packets * mtu);
         let payload = wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)?;
-        let route = Route { class: CLASS_RC, dest_qpn: conn.attr.dest_qpn, mtu };
+        let route = Route { class: class(conn.init.qp_type), dest_qpn: conn.attr.dest_qpn, mtu };
         let charge = charge(len, packets);
         let asks = self.must_ask(wqe, packets, charge, conn, host);
         out.insert(message_train(wqe, route, index, packets, self.next_psn(), payload)).set_ack_req(asks);
@@ -237,7 +237,7 @@ impl Requester {
         if charge > host.window(Window::Responses) {
             return None;
         }
-        let mut headers = single(Opcode::RC_READ_REQUEST, self.next_psn(), conn);
+        let mut headers = single(wqe, Opcode::RC_READ_REQUEST, self.next_psn(), conn);
         headers.reth = Some(Reth { va: raddr.wrapping_add(u64::from(offset)), rkey, len });
         *out = Some(header_train(headers, conn));
         Some(Departure { packets, charge, window: Window::Responses, read: true, asks: true })
@@ -245,6 +245,7 @@ impl Requester {
 
     fn atomic_request(
         &self,
+        wqe: &Wqe,
         opcode: Opcode,
         eth: AtomicEth,
         conn: Conn<'_>,
@@ -255,7 +256,7 @@ impl Requester {
         if self.reads >= u32::from(conn.attr.max_rd_atomic) || charge > host.window(Window::Requests) {
             return None;
         }
-        let mut headers = single(opcode, self.next_psn(), conn);
+        let mut headers = single(wqe, opcode, self.next_psn(), conn);
         headers.atomic = Some(eth);
         *out = Some(header_train(headers, conn));
         Some(Departure { packets: 1, charge, window: Window::Requests, read: true, asks: true })
@@ -329,8 +330,10 @@ pub(super) fn read_chunk_end(offset: u32, len: u32, mtu: u32) -> u32 {
     (offset / chunk + 1).saturating_mul(chunk).min(len)
 }
 
-fn single(opcode: Opcode, psn: Psn, conn: Conn<'_>) -> Headers {
-    let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, psn));
+/// The headers of a request that is one packet.
+fn single(wqe: &Wqe, opcode: Opcode, psn: Psn, conn: Conn<'_>) -> Headers {
+    let mut headers = Headers::new(Bth::new(conn.opcode(opcode), conn.attr.dest_qpn, psn));
+    headers.xrc_srqn = conn.init.qp_type.is_xrc().then_some(wqe.xrc_srqn);
     headers.bth.ack_req = true;
     headers
 }

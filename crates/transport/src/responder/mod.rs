@@ -61,6 +61,7 @@ enum Reply {
 struct ReadReply {
     psn: Psn,
     msn: u32,
+    pd: u32,
     va: u64,
     rkey: u32,
     len: u32,
@@ -73,11 +74,11 @@ struct ReadReply {
 /// A READ or atomic that was executed, for when it comes again.
 #[derive(Clone, Copy, Debug)]
 enum Saved {
-    Read { psn: Psn, packets: u32, va: u64, rkey: u32, len: u32 },
+    Read { psn: Psn, packets: u32, pd: u32, va: u64, rkey: u32, len: u32 },
     Atomic { psn: Psn, value: u64 },
 }
 
-/// Responder state of one RC queue pair.
+/// Responder state of one RC queue pair, or of an XRC target.
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// PSN expected next.
@@ -92,6 +93,8 @@ pub(crate) struct Responder {
     /// That NAK is a sequence NAK and still waits among `replies`: it tells what is expected when it leaves.
     nak_queued: bool,
     message: Message,
+    /// XRC: the shared receive queue that it is for.
+    srqn: u32,
     replies: VecDeque<Reply>,
     /// READs and atomics among `replies`.
     replies_owed: usize,
@@ -109,6 +112,7 @@ impl Responder {
             nak_sent: false,
             nak_queued: false,
             message: Message::None,
+            srqn: 0,
             replies: VecDeque::new(),
             replies_owed: 0,
             saved: VecDeque::new(),
@@ -131,6 +135,9 @@ impl Responder {
     /// they end with a fatal NAK.
     pub(crate) fn flush(&mut self, conn: Conn<'_>, host: &mut impl Host) {
         if let Message::Send(receive) = std::mem::replace(&mut self.message, Message::None) {
+            if conn.init.qp_type.is_xrc() {
+                host.choose_srq(self.srqn);
+            }
             receive::flush(&receive.into_wr(), conn.init, conn.attr.dest_qpn, host);
         }
         self.saved = VecDeque::new();

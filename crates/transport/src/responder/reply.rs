@@ -108,7 +108,7 @@ impl Responder {
         let span = if len == 0 {
             Span { addr: 0, len: 0 }
         } else {
-            match host.resolve_remote(conn.init.pd, read.rkey, read.va, len, Access::REMOTE_READ) {
+            match host.resolve_remote(read.pd, read.rkey, read.va, len, Access::REMOTE_READ) {
                 Ok(span) => span,
                 Err(error) if read.again => {
                     self.replies_owed -= 1;
@@ -195,14 +195,14 @@ fn response_train(read: ReadReply, packets: u32, total: u32, len: u32, span: Spa
             Part::Last => Opcode::RC_READ_RESPONSE_LAST,
             Part::Only => Opcode::RC_READ_RESPONSE_ONLY,
         };
-        let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, read.psn.add(index)));
+        let mut headers = Headers::new(Bth::new(conn.opcode(opcode), conn.attr.dest_qpn, read.psn.add(index)));
         headers.aeth = (part != Part::Middle).then_some(Aeth { syndrome: Syndrome::ACK, msn: read.msn });
         headers.bth.pad = if index + 1 == total { pad(len - index * mtu) } else { 0 };
         headers
     };
     Train {
         head: one(0),
-        body: Opcode::RC_READ_RESPONSE_MIDDLE,
+        body: conn.opcode(Opcode::RC_READ_RESPONSE_MIDDLE),
         tail: (packets > 1).then(|| one(packets - 1)),
         packets,
         mtu,
@@ -214,6 +214,7 @@ fn response_train(read: ReadReply, packets: u32, total: u32, len: u32, span: Spa
 }
 
 fn single(opcode: Opcode, psn: Psn, aeth: Aeth, atomic_ack: Option<u64>, conn: Conn<'_>) -> Train {
+    let opcode = conn.opcode(opcode);
     let mut headers = Headers::new(Bth::new(opcode, conn.attr.dest_qpn, psn));
     headers.aeth = Some(aeth);
     headers.atomic_ack = atomic_ack;

@@ -1,13 +1,13 @@
 //! RC responder: what a request packet does.
 
-use ferroce_wire::{Opcode, Psn, Reth, Syndrome};
+use ferroce_wire::{Psn, Reth, Syndrome};
 
 use super::{Fault, Message, ReadReply, Reply, Responder, Saved, Write};
 use crate::decode::{Part, Request, length_fits, request};
 use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet};
 use crate::qp::{Conn, Outcome};
 use crate::receive::{self, Extras, Receive};
-use crate::verbs::{Access, WcStatus};
+use crate::verbs::{Access, QpInit, WcStatus};
 use crate::wqe::{Failure, MAX_MESSAGE, Wqe, vendor};
 
 const INVALID: Syndrome = Syndrome::NAK_INVALID_REQUEST;
@@ -39,13 +39,46 @@ impl Responder {
         }
         // While its NAK still waits, packets behind the gap are gone: the NAK must go, from here on.
         self.nak_sent = self.nak_queued;
-        let done = match request {
+        self.execute(request, conn, packet, host).map_err(|fault| self.fatal(*fault, conn, host))
+    }
+
+    fn execute(
+        &mut self,
+        request: Request,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Result<(), Box<Fault>> {
+        let in_srq;
+        let conn = if conn.init.qp_type.is_xrc() {
+            in_srq = QpInit { pd: self.enter_srq(packet, host)?, ..*conn.init };
+            Conn { init: &in_srq, ..conn }
+        } else {
+            conn
+        };
+        match request {
             Request::Send(part) => self.send(part, conn, packet, host),
             Request::Write(part) => self.write(part, conn, packet, host),
             Request::Read => self.read(conn, packet, host),
             Request::CompareSwap | Request::FetchAdd => self.atomic(request, conn, packet, host),
-        };
-        done.map_err(|fault| self.fatal(*fault, conn, host))
+        }
+    }
+
+    /// XRC: a request is for the shared receive queue that it names, and reaches what belongs to the protection domain of that queue,
+    /// which it gives. A queue that the target's domain does not have, or another one in the middle of a message, makes the request
+    /// invalid (IBA annex A14).
+    fn enter_srq(&mut self, packet: &Packet<'_>, host: &mut impl Host) -> Result<u32, Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        let named = packet.headers.xrc_srqn;
+        if !matches!(self.message, Message::None) {
+            // If that queue is gone, so is the message's receive request; the refusal needs no other.
+            let pd = host.choose_srq(self.srqn);
+            return pd.filter(|_| named == Some(self.srqn)).ok_or_else(|| self.refuse(psn, INVALID));
+        }
+        let entered = named.and_then(|srqn| Some((srqn, host.choose_srq(srqn)?)));
+        let (srqn, pd) = entered.ok_or_else(|| self.refuse(psn, INVALID))?;
+        self.srqn = srqn;
+        Ok(pd)
     }
 
     /// A packet ahead of the expected one: one NAK for each gap (IBA 9.7.5.2.4).
@@ -95,17 +128,17 @@ impl Responder {
 
     /// A repeated READ must ask for the rest, or a part, of what was asked for (IBA 9.7.4.1.1).
     fn read_again(&self, at: Psn, reth: Reth, conn: Conn<'_>) -> Option<Reply> {
-        let known = self.saved.iter().any(|saved| {
-            let Saved::Read { psn, packets, va, rkey, len } = *saved else { return false };
+        let pd = self.saved.iter().find_map(|saved| {
+            let Saved::Read { psn, packets, pd, va, rkey, len } = *saved else { return None };
             let index = at.diff(psn);
             if index < 0 || index as u32 >= packets || reth.rkey != rkey {
-                return false;
+                return None;
             }
             let offset = index as u32 * conn.attr.path_mtu;
-            reth.va == va.wrapping_add(u64::from(offset)) && reth.len <= len - offset
-        });
+            (reth.va == va.wrapping_add(u64::from(offset)) && reth.len <= len - offset).then_some(pd)
+        })?;
         let Reth { va, rkey, len } = reth;
-        known.then_some(Reply::Read(ReadReply { psn: at, msn: self.msn, va, rkey, len, fresh: true, again: true }))
+        Some(Reply::Read(ReadReply { psn: at, msn: self.msn, pd, va, rkey, len, fresh: true, again: true }))
     }
 
     /// Does an answer that begins with `psn` wait already?
@@ -262,10 +295,10 @@ impl Responder {
         }
         check_range(reth, Access::REMOTE_READ, conn, host).map_err(|syndrome| self.refuse(psn, syndrome))?;
         let Reth { va, rkey, len } = reth;
-        let packets = Wqe::packets_for(len, conn.attr.path_mtu);
+        let (packets, pd) = (Wqe::packets_for(len, conn.attr.path_mtu), conn.init.pd);
         self.count_message();
-        self.save(Saved::Read { psn, packets, va, rkey, len }, conn.attr);
-        self.owe(Reply::Read(ReadReply { psn, msn: self.msn, va, rkey, len, fresh: true, again: false }));
+        self.save(Saved::Read { psn, packets, pd, va, rkey, len }, conn.attr);
+        self.owe(Reply::Read(ReadReply { psn, msn: self.msn, pd, va, rkey, len, fresh: true, again: false }));
         self.expected = psn.add(packets);
         Ok(())
     }
@@ -393,10 +426,8 @@ fn extras(conn: Conn<'_>, packet: &Packet<'_>) -> Extras {
     let headers = packet.headers;
     Extras {
         imm: headers.imm,
-        invalidated: match headers.bth.opcode {
-            Opcode::RC_SEND_LAST_INV | Opcode::RC_SEND_ONLY_INV => headers.ieth,
-            _ => None,
-        },
+        // Only SENDs with invalidate have the header.
+        invalidated: headers.ieth,
         solicited: headers.bth.solicited,
         src_qp: conn.attr.dest_qpn,
         grh: false,

@@ -1,6 +1,6 @@
 //! A simulated host of one queue pair: it keeps what the transport tells, for tests to look at.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 
 use super::memory::SimMemory;
@@ -14,6 +14,10 @@ pub struct SimHost {
     pub memory: SimMemory,
     /// Receive requests that wait.
     pub receives: VecDeque<RecvWr>,
+    /// Of an XRC target: the shared receive queues of its domain, by number. They have receives and completions of their own.
+    pub srqs: BTreeMap<u32, SimSrq>,
+    /// The one that the queue pair chose last, there or not.
+    pub chosen_srq: Option<u32>,
     /// Completions of send requests, in order.
     pub sent: Vec<Completion>,
     /// Completions of receive requests, in order.
@@ -30,11 +34,24 @@ pub struct SimHost {
     pub windows: [Box<dyn CongestionControl>; 2],
 }
 
+/// A shared receive queue of an XRC domain.
+#[derive(Debug, Default)]
+pub struct SimSrq {
+    /// Its protection domain.
+    pub pd: u32,
+    /// Receive requests that wait.
+    pub receives: VecDeque<RecvWr>,
+    /// Their completions, in order.
+    pub received: Vec<Completion>,
+}
+
 impl Default for SimHost {
     fn default() -> Self {
         SimHost {
             memory: SimMemory::default(),
             receives: VecDeque::new(),
+            srqs: BTreeMap::new(),
+            chosen_srq: None,
             sent: Vec::new(),
             received: Vec::new(),
             released: 0,
@@ -98,7 +115,15 @@ impl Memory for SimHost {
 
 impl Host for SimHost {
     fn pop_recv(&mut self) -> Option<RecvWr> {
-        self.receives.pop_front()
+        match self.chosen_srq {
+            Some(srqn) => self.srqs.get_mut(&srqn).and_then(|srq| srq.receives.pop_front()),
+            None => self.receives.pop_front(),
+        }
+    }
+
+    fn choose_srq(&mut self, srqn: u32) -> Option<u32> {
+        self.chosen_srq = Some(srqn);
+        self.srqs.get(&srqn).map(|srq| srq.pd)
     }
 
     fn complete_send(&mut self, completion: Completion) {
@@ -110,7 +135,10 @@ impl Host for SimHost {
     }
 
     fn complete_recv(&mut self, completion: Completion) {
-        self.received.push(completion);
+        match self.chosen_srq {
+            Some(srqn) => self.srqs.get_mut(&srqn).into_iter().for_each(|srq| srq.received.push(completion)),
+            None => self.received.push(completion),
+        }
     }
 
     fn event(&mut self, event: QpEvent) {

@@ -5,9 +5,9 @@ mod host;
 mod memory;
 mod pair;
 
-pub use host::SimHost;
+pub use host::{SimHost, SimSrq};
 pub use memory::{Region, SimMemory};
-pub use pair::{End, Fate, Pair, Seen, Setup, Who};
+pub use pair::{End, Fate, Pair, SRQN, Seen, Setup, Who};
 pub use train::{SimPacket, explode};
 
 mod train;

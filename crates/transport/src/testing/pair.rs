@@ -8,21 +8,23 @@ use std::sync::Arc;
 use ferroce_wire::{Headers, Psn};
 use smallvec::SmallVec;
 
-use super::host::SimHost;
+use super::host::{SimHost, SimSrq};
 use super::memory::Region;
 use super::train::{SimPacket, explode};
 use crate::host::Packet;
 use crate::qp::Qp;
 use crate::timer::Nanos;
 use crate::verbs::{
-    Access, PathAddr, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, Sge,
-    UdDest,
+    Access, Completion, PathAddr, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
+    SendWr, Sge, UdDest,
 };
 
 /// One way across the wire.
 const LATENCY: Nanos = 5_000;
 /// Protection domain of both ends.
 const PD: u32 = 7;
+/// The shared receive queue of an XRC target that requests go to unless they say otherwise.
+pub const SRQN: u32 = 0x55_0001;
 /// Q_Key of both ends.
 const QKEY: u32 = 0x1234;
 /// Steps after which a run is a runaway.
@@ -91,8 +93,17 @@ impl End {
         for i in 0..count {
             let sges: SmallVec<[Sge; 2]> =
                 if len == 0 { SmallVec::new() } else { [self.region.sge(offset + i * len, len)].into_iter().collect() };
-            self.host.receives.push_back(RecvWr { wr_id: first_id + u64::from(i), sges });
+            let wr = RecvWr { wr_id: first_id + u64::from(i), sges };
+            match self.host.srqs.get_mut(&SRQN) {
+                Some(srq) => srq.receives.push_back(wr),
+                None => self.host.receives.push_back(wr),
+            }
         }
+    }
+
+    /// Completions of receives, in order; of an XRC target: in the shared receive queue [`SRQN`].
+    pub fn received(&self) -> &[Completion] {
+        self.host.srqs.get(&SRQN).map_or(&self.host.received, |srq| &srq.received)
     }
 
     /// Bytes of the region.
@@ -135,7 +146,7 @@ impl Buffer {
 /// How two queue pairs are made and connected.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Their type.
+    /// Their type; with `XrcSend`, A is the initiator and B the target, which has the shared receive queue [`SRQN`].
     pub qp_type: QpType,
     /// Path MTU.
     pub mtu: u32,
@@ -176,6 +187,15 @@ impl Setup {
             srq_b: false,
             max_send_wr: 128,
             region: 1 << 20,
+        }
+    }
+}
+
+impl Setup {
+    fn qp_type_of(&self, who: Who) -> QpType {
+        match (self.qp_type, who) {
+            (QpType::XrcSend, Who::B) => QpType::XrcRecv,
+            (qp_type, _) => qp_type,
         }
     }
 }
@@ -238,19 +258,25 @@ impl Pair {
                 flow_label: 0,
             })
         };
-        let end = |qpn, has_srq, path, pattern: u8| {
+        let end = |qpn, who, has_srq, path, pattern: u8| {
             let mut host = SimHost::default();
+            let qp_type = setup.qp_type_of(who);
+            if qp_type == QpType::XrcRecv {
+                host.srqs.insert(SRQN, SimSrq { pd: PD, ..SimSrq::default() });
+            }
             let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
             let region = host.memory.register(PD, setup.region, all);
             let bytes: Vec<u8> = (0..setup.region).map(|i| pattern.wrapping_add((i % 251) as u8)).collect();
             host.memory.write(region, 0, &bytes);
-            let (qp_type, max_send_wr) = (setup.qp_type, setup.max_send_wr);
-            End { qp: Qp::new(QpInit { qpn, qp_type, pd: PD, has_srq, max_send_wr }), host, path, region }
+            let has_srq = has_srq || qp_type == QpType::XrcRecv;
+            let pd = if qp_type == QpType::XrcRecv { 0 } else { PD };
+            let init = QpInit { qpn, qp_type, pd, has_srq, max_send_wr: setup.max_send_wr };
+            End { qp: Qp::new(init), host, path, region }
         };
         Pair {
             now: 0,
-            a: end(0x11, false, path(1, 2), 0x10),
-            b: end(0x22, setup.srq_b, path(2, 1), 0x20),
+            a: end(0x11, Who::A, false, path(1, 2), 0x10),
+            b: end(0x22, Who::B, setup.srq_b, path(2, 1), 0x20),
             seen: Vec::new(),
             rule: Box::new(|_, _| Fate::Deliver),
             wire: BTreeMap::new(),
@@ -280,9 +306,9 @@ impl Pair {
             ..setup.attr.clone()
         };
         let connected = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-        let more = match setup.qp_type {
-            QpType::Rc => connected | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
-            QpType::Uc => connected,
+        let more = match setup.qp_type_of(who) {
+            QpType::Rc | QpType::XrcRecv => connected | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+            QpType::Uc | QpType::XrcSend => connected,
             QpType::Ud => QpAttrMask::empty(),
         };
         self.modify(who, &attr, QpAttrMask::STATE | more);
@@ -291,8 +317,9 @@ impl Pair {
     /// RTR to RTS.
     pub fn ready_to_send(&mut self, who: Who, setup: &Setup) {
         let sq_psn = Psn::new(if who == Who::A { setup.psn_a } else { setup.psn_b });
-        let more = match setup.qp_type {
-            QpType::Rc => {
+        let more = match setup.qp_type_of(who) {
+            QpType::XrcRecv => QpAttrMask::TIMEOUT,
+            QpType::Rc | QpType::XrcSend => {
                 QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC
             }
             _ => QpAttrMask::empty(),
@@ -360,7 +387,7 @@ impl Pair {
     /// The same with flags.
     pub fn post_flags(&mut self, wr_id: u64, op: SendOp, offset: u32, len: u32, flags: SendFlags) {
         let sges = if len == 0 { SmallVec::new() } else { [self.a.region.sge(offset, len)].into_iter().collect() };
-        self.post_wr(Who::A, SendWr { wr_id, op, flags, data: SendData::Sges(sges), ud: None });
+        self.post_wr(Who::A, SendWr { wr_id, op, flags, data: SendData::Sges(sges), ud: None, xrc_srqn: None });
     }
 
     /// Posts any request at one end. On UD it goes to the other end unless it says otherwise.
@@ -369,6 +396,9 @@ impl Pair {
         let end = self.end_mut(who);
         if end.qp.init().qp_type == QpType::Ud && wr.ud.is_none() {
             wr.ud = Some(UdDest { path: Arc::clone(&end.path), qpn, qkey: QKEY });
+        }
+        if end.qp.init().qp_type == QpType::XrcSend {
+            wr.xrc_srqn.get_or_insert(SRQN);
         }
         end.qp.post_send(now, wr, &mut end.host);
     }

@@ -47,10 +47,9 @@ fn headers(train: &Train, index: u32) -> Headers {
         Some(tail) if index + 1 == train.packets => *tail,
         _ if index == 0 => train.head,
         _ => {
-            let mut bth = train.head.bth;
-            bth.opcode = train.body;
-            bth.psn = bth.psn.add(index);
-            Headers::new(bth)
+            let mut headers = train.middle();
+            headers.bth.psn = headers.bth.psn.add(index);
+            headers
         }
     };
     assert_eq!(headers.bth.psn, train.head.bth.psn.add(index), "PSNs of a train count up");

@@ -12,6 +12,7 @@ mod states;
 mod uc;
 mod ud;
 mod windows;
+mod xrc;
 
 use smallvec::SmallVec;
 
@@ -31,6 +32,7 @@ fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr {
         flags: SendFlags::SIGNALED,
         data: SendData::Sges(sges.iter().copied().collect::<SmallVec<_>>()),
         ud: None,
+        xrc_srqn: None,
     }
 }
 

@@ -35,7 +35,7 @@ const INBOX: u32 = 2 * REQUESTS * SLOT;
 const LIBRARY: u32 = 3 * REQUESTS * SLOT;
 const WORD: u32 = LIBRARY + SLOT;
 
-fn bad_wire(seed: u64, loss: u64) {
+fn bad_wire(qp_type: QpType, seed: u64, loss: u64) {
     let mut random = Random::new(seed);
     let mtu = [256, 1024, 4096][random.below(3) as usize];
     let setup = Setup {
@@ -46,9 +46,9 @@ fn bad_wire(seed: u64, loss: u64) {
             max_rd_atomic: 1 + random.below(16) as u8,
             timeout: 0,
             min_rnr_timer: 1,
-            ..Setup::new(QpType::Rc).attr
+            ..Setup::new(qp_type).attr
         },
-        ..Setup::new(QpType::Rc)
+        ..Setup::new(qp_type)
     };
     let mut pair = Pair::with(&setup);
     let mut wire = random.clone();
@@ -58,10 +58,12 @@ fn bad_wire(seed: u64, loss: u64) {
         n if n < loss + 60 => Fate::Delay(wire.below(300_000)),
         _ => Fate::Deliver,
     });
-    let mut plan = [plan(&mut pair, Who::A, &mut random), plan(&mut pair, Who::B, &mut random)];
+    // An XRC target requests nothing.
+    let ends = if qp_type.is_xrc() { &[Who::A][..] } else { &[Who::A, Who::B] };
+    let plans: Vec<Plan> = ends.iter().map(|&who| plan(&mut pair, who, &mut random)).collect();
     pair.run();
-    for (who, plan) in [Who::A, Who::B].into_iter().zip(&mut plan) {
-        check(&pair, who, plan, seed);
+    for (who, plan) in ends.iter().zip(&plans) {
+        check(&pair, *who, plan, seed);
     }
 }
 
@@ -121,14 +123,17 @@ fn plan(pair: &mut Pair, who: Who, random: &mut Random) -> Plan {
         let sges: SmallVec<_> = [own.sge(offset, half), own.sge(offset + half, len - half)].into_iter().collect();
         let mut flags = SendFlags::SIGNALED;
         flags.set(SendFlags::FENCE, random.below(8) == 0);
-        pair.post_wr(who, SendWr { wr_id: u64::from(id), op, flags, data: SendData::Sges(sges), ud: None });
+        pair.post_wr(
+            who,
+            SendWr { wr_id: u64::from(id), op, flags, data: SendData::Sges(sges), ud: None, xrc_srqn: None },
+        );
     }
     let count = plan.sends.len() as u32;
     pair.end_mut(who.peer()).post_recvs(0, count, INBOX, SLOT);
     plan
 }
 
-fn check(pair: &Pair, who: Who, plan: &mut Plan, seed: u64) {
+fn check(pair: &Pair, who: Who, plan: &Plan, seed: u64) {
     let (here, there) = (pair.end(who), pair.end(who.peer()));
     let ids: Vec<u64> = here.host.sent.iter().map(|completion| completion.wr_id).collect();
     assert_eq!(ids, (0..u64::from(REQUESTS)).collect::<Vec<_>>(), "seed {seed}");
@@ -141,8 +146,8 @@ fn check(pair: &Pair, who: Who, plan: &mut Plan, seed: u64) {
         assert_eq!(here.bytes(*offset, bytes.len() as u32), bytes, "seed {seed}: READ");
     }
     assert_eq!(there.host.memory.atomics, plan.adds as u32, "seed {seed}: each atomic once");
-    assert_eq!(there.host.received.len(), plan.sends.len(), "seed {seed}");
-    for (slot, (completion, (bytes, imm))) in there.host.received.iter().zip(&plan.sends).enumerate() {
+    assert_eq!(there.received().len(), plan.sends.len(), "seed {seed}");
+    for (slot, (completion, (bytes, imm))) in there.received().iter().zip(&plan.sends).enumerate() {
         if completion.opcode == WcOpcode::Recv {
             let offset = INBOX + slot as u32 * SLOT;
             assert_eq!(there.bytes(offset, bytes.len() as u32), bytes, "seed {seed}: SEND");
@@ -156,20 +161,23 @@ fn check(pair: &Pair, who: Who, plan: &mut Plan, seed: u64) {
 #[test]
 fn clean_wire() {
     for seed in 0..10 {
-        bad_wire(seed, 0);
+        bad_wire(QpType::Rc, seed, 0);
+        bad_wire(QpType::XrcSend, seed, 0);
     }
 }
 
 #[test]
 fn some_loss() {
     for seed in 0..40 {
-        bad_wire(seed, 20);
+        bad_wire(QpType::Rc, seed, 20);
+        bad_wire(QpType::XrcSend, seed, 20);
     }
 }
 
 #[test]
 fn heavy_loss() {
     for seed in 0..20 {
-        bad_wire(seed, 200);
+        bad_wire(QpType::Rc, seed, 200);
+        bad_wire(QpType::XrcSend, seed, 200);
     }
 }

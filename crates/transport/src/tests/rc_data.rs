@@ -162,12 +162,19 @@ fn inline_data_may_change_after_posting() {
         let data = SendData::Inline(bytes.into());
         pair.post_wr(
             Who::A,
-            SendWr { wr_id: id, op: SendOp::Send, flags: SendFlags::SIGNALED | SendFlags::INLINE, data, ud: None },
+            SendWr {
+                wr_id: id,
+                op: SendOp::Send,
+                flags: SendFlags::SIGNALED | SendFlags::INLINE,
+                data,
+                ud: None,
+                xrc_srqn: None,
+            },
         );
     }
     let long = SendData::Inline(vec![9u8; 2500].into());
     let op = pair.write_op(10_000);
-    pair.post_wr(Who::A, SendWr { wr_id: 3, op, flags: SendFlags::SIGNALED, data: long, ud: None });
+    pair.post_wr(Who::A, SendWr { wr_id: 3, op, flags: SendFlags::SIGNALED, data: long, ud: None, xrc_srqn: None });
     pair.run();
     assert_eq!(ends(&pair.a.host.sent), [(1, OK), (2, OK), (3, OK)]);
     assert_eq!(pair.b.bytes(0, 200), [7; 200]);

@@ -503,7 +503,7 @@ fn unsignaled_failures_complete() {
     let mut pair = Pair::new(QpType::Rc);
     let data = SendData::Sges([pair.a.region.sge(0, 8)].into_iter().collect());
     let op = SendOp::Write { raddr: 0, rkey: 0xdead };
-    pair.post_wr(Who::A, SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None });
+    pair.post_wr(Who::A, SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None, xrc_srqn: None });
     pair.post_flags(2, pair.write_op(0), 0, 8, SendFlags::empty());
     pair.run();
     assert_eq!(ends(&pair.a.host.sent), [(1, WcStatus::RemAccessErr), (2, FLUSHED)]);

@@ -138,7 +138,7 @@ impl<'a> Node<'a> {
             qpn: self.played[index].pair.qpn[self.end.peer() as usize],
             qkey: act.args.number("qkey").map_or(self.played[index].qp.attr().qkey, |qkey| qkey as u32),
         });
-        let wr = SendWr { wr_id: number("wid"), flags: send_flags(&act.args), data, ud, op };
+        let wr = SendWr { wr_id: number("wid"), flags: send_flags(&act.args), data, ud, xrc_srqn: None, op };
         let now = self.now;
         let (qp, mut host) = self.lend(index, false);
         qp.post_send(now, wr, &mut host);
@@ -315,6 +315,7 @@ fn to_rts(qp_type: QpType) -> [(QpState, QpAttrMask); 3] {
         ),
         QpType::Uc => (M::ACCESS_FLAGS, connected, M::SQ_PSN),
         QpType::Ud => (M::QKEY, M::empty(), M::SQ_PSN),
+        QpType::XrcSend | QpType::XrcRecv => unreachable!("no recording has XRC: the kernel's rxe has none"),
     };
     [(QpState::Init, common | init), (QpState::Rtr, rtr), (QpState::Rts, rts)]
 }

@@ -307,7 +307,7 @@ impl Victims {
         };
         let data = SendData::Sges([sge].into_iter().collect());
         let flags = if source.one_in(2) { SendFlags::SIGNALED } else { SendFlags::empty() };
-        match victim.qp.post_send(SendWr { wr_id: 1, op, flags, data, ud: None }) {
+        match victim.qp.post_send(SendWr { wr_id: 1, op, flags, data, ud: None, xrc_srqn: None }) {
             Ok(()) => victim.qp.ring(),
             // Its queue is full, or it has failed since.
             Err(error) => ensure!([libc::ENOMEM, libc::EINVAL].contains(&error.errno()), "post_send: {error}"),

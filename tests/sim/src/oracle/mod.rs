@@ -15,6 +15,8 @@ pub(crate) use stream::{Check, Fate, Patience, Request, Silence, Stream, WELL_MA
 pub(crate) struct Book {
     pub(crate) qpn: u32,
     pub(crate) qp_type: QpType,
+    /// The protection domain of its end; an XRC target's SRQ has it.
+    pub(crate) pd: u32,
     /// The connected queue pair (UD: the other end of its plan).
     pub(crate) peer: usize,
     pub(crate) exposed: bool,
@@ -54,7 +56,7 @@ impl Oracle {
         if book.exposed {
             return Ok(());
         }
-        let (peer, reliable) = (book.peer, book.qp_type == QpType::Rc);
+        let (peer, reliable) = (book.peer, book.qp_type.is_reliable());
         let Book { past, stream, .. } = &mut self.books[peer];
         if !reliable {
             let requests = past.iter().flat_map(|past| &past.requests).chain(&stream.requests);
@@ -153,7 +155,7 @@ impl Oracle {
     /// The responder of `qp` refuses what it executes.
     pub(crate) fn refuse(&mut self, qp: usize, status: WcStatus) {
         let peer = self.books[qp].peer;
-        if self.books[qp].qp_type == QpType::Rc {
+        if self.books[qp].qp_type.is_reliable() {
             self.books[peer].stream.refusals.push(status);
         }
     }

@@ -58,7 +58,7 @@ impl Oracle {
         };
         // UC and UD begin a receive anew when its message broke off.
         let begin = locate(popped.places.iter().copied(), 0);
-        if qp_type != QpType::Rc && begin.is_some_and(|(start, _)| start == at) {
+        if !qp_type.is_reliable() && begin.is_some_and(|(start, _)| start == at) {
             popped.stored = 0;
         }
         let Some((expected_at, room)) = locate(popped.places.iter().copied(), popped.stored) else {
@@ -69,7 +69,7 @@ impl Oracle {
         }
         let offset = popped.stored;
         popped.stored += data.len() as u32;
-        if qp_type != QpType::Rc || exposed {
+        if !qp_type.is_reliable() || exposed {
             return Ok(());
         }
         let request = self.books[peer].stream.executing()?;
@@ -99,10 +99,10 @@ impl Oracle {
         let capacity = total(&popped.wr.sges);
         match (completion.status, qp_type) {
             (WcStatus::WrFlushErr, _) => Ok(()),
-            (WcStatus::Success, QpType::Rc) => self.received_reliably(peer, completion, capacity),
+            (WcStatus::Success, QpType::Rc | QpType::XrcRecv) => self.received_reliably(peer, completion, capacity),
             (WcStatus::Success, QpType::Uc) => self.received_by_uc(peer, qp, completion, &popped, memory),
             (WcStatus::Success, QpType::Ud) => self.received_datagram(qp, completion, &popped, memory),
-            (WcStatus::LocLenErr, QpType::Rc) => {
+            (WcStatus::LocLenErr, QpType::Rc | QpType::XrcRecv) => {
                 let request = self.books[peer].stream.executing()?;
                 if !request.is_send() || request.len <= capacity {
                     return Err(format!("{completion:?}, though {capacity} bytes have room for {request:?}"));
@@ -122,7 +122,7 @@ impl Oracle {
                 self.refuse(qp, WcStatus::RemOpErr);
                 Ok(())
             }
-            (WcStatus::MwBindErr, QpType::Rc) => {
+            (WcStatus::MwBindErr, QpType::Rc | QpType::XrcRecv) => {
                 let request = self.books[peer].stream.executing()?;
                 match request.fate {
                     Fate::Remote(_) if matches!(request.op, SendOp::SendInv { .. }) => Ok(()),
@@ -130,7 +130,7 @@ impl Oracle {
                 }
             }
             // A WRITE with immediate that memory refused; the refusal was noted when it happened, as its requester is told it.
-            (WcStatus::RemAccessErr | WcStatus::LocAccessErr, QpType::Rc) => {
+            (WcStatus::RemAccessErr | WcStatus::LocAccessErr, QpType::Rc | QpType::XrcRecv) => {
                 let told = match completion.status {
                     WcStatus::LocAccessErr => WcStatus::RemOpErr,
                     status => status,
