@@ -403,8 +403,8 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     sleep_fds.push(lease.relay_fd().try_clone_to_owned()?);
     let lease = Arc::new(lease);
     let relay = Box::new(LeaseRelay { lease: Arc::clone(&lease), buffer: Vec::new() });
-    let relay_fd = lease.relay_fd().as_raw_fd();
-    let not_for_children: Vec<RawFd> = rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()).chain([relay_fd]).collect();
+    let not_for_children: Vec<RawFd> =
+        rx.iter().chain(&sleep_fds).map(|fd| fd.as_raw_fd()).chain(lease.not_for_children()).collect();
     let link = link::make(rx)?;
     let (keys, wake) = (Arc::clone(card.keys()), link::wake_socket()?);
     let wake_fd = wake.as_ref().map(|wake| wake.as_fd().as_raw_fd());
@@ -414,7 +414,8 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     // Nobody needs to look into a program for it to work.
     let inspector = Inspector::listen(lease.lane(), lease.id()).inspect_err(|error| log::warn!("{error}")).ok();
     let inspector_fd = inspector.as_ref().map(|inspector| inspector.fd().as_raw_fd());
-    let watch = Watch::start(inspector.map(|inspector| Inspection::new(inspector, &card, &objects)))?;
+    let inspection = inspector.map(|inspector| Inspection::new(inspector, &card, &objects));
+    let watch = Watch::start(client.clone(), inspection)?;
     let neighbours = wake_fd.map(|_| Arc::new(Neighbours { client: client.clone(), silent_since: Mutex::new(None) }));
     // Only now that they stay open for good: a number noted for a closed descriptor would close one of the program's in its child.
     fork::close_in_child(not_for_children.into_iter().chain(wake_fd).chain(inspector_fd));

@@ -1,12 +1,12 @@
-//! The thread that keeps house for a process: it follows the interfaces and tells the contexts of their devices (port events), and
-//! answers questions about the process.
+//! The thread that keeps house for a process: it follows the interfaces and tells the contexts of their devices (port events),
+//! answers questions about the process, and brings its lanes along to another service when the service has died.
 
-use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferroce_core::sync::Mutex;
 use ferroce_core::{AsyncEvent, PortEvent};
+use ferroce_service::client::Client;
 use ferroce_service::devices::{DeviceInfo, DeviceWatch};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -40,11 +40,11 @@ struct Seen {
 
 impl Watch {
     /// Starts the thread; it lives as long as the process.
-    pub(crate) fn start(inspection: Option<Inspection>) -> Result<Arc<Watch>> {
+    pub(crate) fn start(client: Client, inspection: Option<Inspection>) -> Result<Arc<Watch>> {
         let watch = Arc::new(Watch::default());
         let changes = DeviceWatch::new()?;
         let thread = Arc::clone(&watch);
-        ferroce_engine::spawn_quiet("ferroce-watch", move || thread.run(&changes, inspection.as_ref()))?;
+        ferroce_engine::spawn_quiet("ferroce-watch", move || thread.run(&changes, &client, inspection.as_ref()))?;
         Ok(watch)
     }
 
@@ -53,12 +53,20 @@ impl Watch {
         self.watched.lock().push(Watched { context: Arc::downgrade(context), seen });
     }
 
-    fn run(&self, changes: &DeviceWatch, inspection: Option<&Inspection>) {
+    fn run(&self, changes: &DeviceWatch, client: &Client, inspection: Option<&Inspection>) {
+        /// Between attempts to find another service.
+        const PAUSE_MS: u16 = 200;
+        let mut lost = false;
         loop {
-            let fd = changes.fd();
-            let mut fds = vec![PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+            let mut fds = vec![PollFd::new(changes.fd(), PollFlags::POLLIN)];
             fds.extend(inspection.map(|inspection| PollFd::new(inspection.fd(), PollFlags::POLLIN)));
-            match poll(&mut fds, PollTimeout::NONE) {
+            let timeout = if lost {
+                PollTimeout::from(PAUSE_MS)
+            } else {
+                fds.push(PollFd::new(client.ended_fd(), PollFlags::POLLIN));
+                PollTimeout::NONE
+            };
+            match poll(&mut fds, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 // For instance when the program took away its right to open descriptors: looked at now and then all the same.
                 Err(error) => {
@@ -72,6 +80,13 @@ impl Watch {
             if changes.drain() {
                 self.tell();
             }
+            let recovered = client.recover();
+            if let Err(error) = &recovered
+                && !lost
+            {
+                log::error!("no service in place of the one that died; trying on: {error}");
+            }
+            lost = recovered.is_err();
         }
     }
 

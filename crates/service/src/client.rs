@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
@@ -50,6 +51,9 @@ impl Default for StartOptions {
 /// A connection to the service, shared by its copies and the leases made through it. The service takes its end as the
 /// end of all leases.
 ///
+/// One that was made by [`Client::connect_or_start`] outlives its service: when that has died with its keeper, the next request,
+/// or [`Client::recover`], connects to another one and brings the lanes along.
+///
 /// In a forked child every method fails with ESTALE and dropping does nothing to the parent's leases.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -58,10 +62,13 @@ pub struct Client {
 
 #[derive(Debug)]
 struct Connection {
-    /// Requests take turns; the number is the last request's id.
-    exchange: Mutex<u64>,
-    socket: OwnedFd,
-    patience: Duration,
+    /// Requests take turns.
+    line: Mutex<Line>,
+    /// Readable when the service has gone: an epoll set with the line's socket.
+    ended: OwnedFd,
+    /// How to find another service; None: it does without.
+    again: Option<StartOptions>,
+    leases: Mutex<Vec<Weak<Held>>>,
     /// The process that made it.
     pid: rustix::process::Pid,
 }
@@ -70,31 +77,37 @@ impl Client {
     /// Connects to the service of this network namespace; starts it if nobody listens. Any number of processes may do
     /// this at once: one service comes of it.
     pub fn connect_or_start(options: &StartOptions) -> Result<Client, ServiceError> {
-        /// Enough for a service that ends just now, and for losing the race to start the next one.
-        const STARTS_MAX: u32 = 10;
-        /// Whoever has the name and does not listen has not been scheduled for a moment. Each time it gets more.
-        const PAUSE: Duration = Duration::from_millis(10);
-        let mut starts = 0;
-        loop {
-            match Connection::open(options) {
-                Ok(connection) => return Ok(Client { connection: Arc::new(connection) }),
-                Err(Refusal::Nobody(_)) if starts < STARTS_MAX => {
-                    if start::start(options)? == Started::Taken {
-                        std::thread::sleep(starts * PAUSE);
-                    }
-                }
-                Err(Refusal::Nobody(error) | Refusal::Final(error)) => return Err(error),
-            }
-            starts += 1;
-        }
+        Client::new(Line::open_or_start(options)?, Some(options.clone()))
     }
 
     /// Connects to the service of this network namespace and never starts it (ECONNREFUSED if nobody listens).
     pub fn connect(options: &StartOptions) -> Result<Client, ServiceError> {
-        match Connection::open(options) {
-            Ok(connection) => Ok(Client { connection: Arc::new(connection) }),
+        match Line::open(options) {
+            Ok(line) => Client::new(line, None),
             Err(Refusal::Nobody(error) | Refusal::Final(error)) => Err(error),
         }
+    }
+
+    fn new(line: Line, again: Option<StartOptions>) -> Result<Client, ServiceError> {
+        let ended = hang_up_of(&line.socket)
+            .map_err(|errno| ServiceError::system("cannot watch the connection to the service", errno))?;
+        let leases = Mutex::default();
+        Ok(Client { connection: Arc::new(Connection { line: Mutex::new(line), ended, again, leases, pid: getpid() }) })
+    }
+
+    /// Readable when the service has died together with its keeper: [`Client::recover`] is due.
+    pub fn ended_fd(&self) -> BorrowedFd<'_> {
+        self.connection.ended.as_fd()
+    }
+
+    /// If the service has died together with its keeper: connects to the next one, starts it if need be, and brings the lanes
+    /// along. Traffic goes on meanwhile, as far as packets find their lanes.
+    ///
+    /// ECONNRESET: it has died, and the connection is not one to look for another. Others: there is no other yet; try later.
+    pub fn recover(&self) -> Result<(), ServiceError> {
+        self.connection.check_process()?;
+        let mut line = self.connection.line.lock();
+        if line.has_ended() { self.connection.recover(&mut line) } else { Ok(()) }
     }
 
     /// Leases a lane: a receive socket of the port's group and a prefix of QP numbers.
@@ -102,7 +115,11 @@ impl Client {
         match self.connection.request(Request::LeaseLane)? {
             (Reply::Lane { lane, seed, lease }, mut descriptors) if descriptors.len() >= 2 => {
                 let relay = descriptors.pop().expect("there are at least two");
-                Ok(LaneLease { lane, seed, lease, rx: descriptors, relay, connection: Arc::clone(&self.connection) })
+                let held = Held::new(lane, lease, &descriptors, relay)
+                    .map_err(|errno| ServiceError::system("no lane: cannot keep what is needed of it", errno))?;
+                let (held, connection) = (Arc::new(held), Arc::clone(&self.connection));
+                connection.remember(&held);
+                Ok(LaneLease { seed, rx: descriptors, held, connection })
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -194,7 +211,114 @@ enum Refusal {
 }
 
 impl Connection {
-    fn open(options: &StartOptions) -> Result<Connection, Refusal> {
+    fn is_stale(&self) -> bool {
+        getpid() != self.pid
+    }
+
+    fn check_process(&self) -> Result<(), ServiceError> {
+        if !self.is_stale() {
+            return Ok(());
+        }
+        let what = "the connection to the service belongs to the parent of this forked process; open the device anew";
+        Err(ServiceError::new(libc::ESTALE, what))
+    }
+
+    fn request(&self, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
+        self.check_process()?;
+        let mut line = self.line.lock();
+        match line.exchange(request.clone(), &[]) {
+            Err(Failure::Lost(_)) if self.again.is_some() => {
+                self.recover(&mut line)?;
+                Ok(line.exchange(request, &[])?)
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    fn remember(&self, held: &Arc<Held>) {
+        let mut leases = self.leases.lock();
+        leases.retain(|lease| lease.strong_count() > 0);
+        leases.push(Arc::downgrade(held));
+    }
+
+    /// Goes over to the next service, with all lanes.
+    fn recover(&self, line: &mut Line) -> Result<(), ServiceError> {
+        let options = self.again.as_ref().ok_or_else(|| ended(Errno::CONNRESET, line.patience))?;
+        let next = Line::reopen_or_start(options)?;
+        let failed = |errno| ServiceError::system("cannot watch the connection to the service", errno);
+        let before = std::mem::replace(line, next);
+        // It may have left the set with its last copy.
+        let _gone = epoll::delete(&self.ended, &before.socket);
+        watch_hang_up(&self.ended, &line.socket).map_err(failed)?;
+        let leases: Vec<Arc<Held>> = self.leases.lock().iter().filter_map(Weak::upgrade).collect();
+        for held in leases {
+            held.bring_along(line)?;
+        }
+        Ok(())
+    }
+}
+
+/// A connection to one service.
+#[derive(Debug)]
+struct Line {
+    socket: OwnedFd,
+    /// Of the last request.
+    last_id: u64,
+    patience: Duration,
+}
+
+/// What became of a request.
+enum Failure {
+    /// The service is gone.
+    Lost(ServiceError),
+    /// It says no, or nothing, or what cannot be understood.
+    Refused(ServiceError),
+}
+
+impl From<Failure> for ServiceError {
+    fn from(failure: Failure) -> ServiceError {
+        match failure {
+            Failure::Lost(error) | Failure::Refused(error) => error,
+        }
+    }
+}
+
+impl Line {
+    fn open_or_start(options: &StartOptions) -> Result<Line, ServiceError> {
+        /// Enough for a service that ends just now, and for losing the race to start the next one.
+        const STARTS_MAX: u32 = 10;
+        /// Whoever has the name and does not listen has not been scheduled for a moment. Each time it gets more.
+        const PAUSE: Duration = Duration::from_millis(10);
+        let mut starts = 0;
+        loop {
+            match Line::open(options) {
+                Ok(line) => return Ok(line),
+                Err(Refusal::Nobody(_)) if starts < STARTS_MAX => {
+                    if start::start(options)? == Started::Taken {
+                        std::thread::sleep(starts * PAUSE);
+                    }
+                }
+                Err(Refusal::Nobody(error) | Refusal::Final(error)) => return Err(error),
+            }
+            starts += 1;
+        }
+    }
+
+    /// The same where many do it at once, because the service of all of them has died: not everybody need start one.
+    fn reopen_or_start(options: &StartOptions) -> Result<Line, ServiceError> {
+        const LOOKS: u32 = 3;
+        const PAUSE_US: std::ops::Range<u64> = 0..4000;
+        for _ in 0..LOOKS {
+            match Line::open(options) {
+                Ok(line) => return Ok(line),
+                Err(Refusal::Nobody(_)) => std::thread::sleep(Duration::from_micros(rand::random_range(PAUSE_US))),
+                Err(Refusal::Final(error)) => return Err(error),
+            }
+        }
+        Line::open_or_start(options)
+    }
+
+    fn open(options: &StartOptions) -> Result<Line, Refusal> {
         let failed = |errno| {
             let what = format!("cannot connect to the Ferroce service at the abstract name {:?}", options.name);
             Refusal::Final(ServiceError::system(what, errno))
@@ -213,10 +337,10 @@ impl Connection {
             }
             Err(errno) => return Err(failed(errno)),
         }
-        let connection = Connection { exchange: Mutex::new(0), socket, patience: options.patience, pid: getpid() };
-        connection.check_service().map_err(Refusal::Final)?;
-        connection.greet(options)?;
-        Ok(connection)
+        let mut line = Line { socket, last_id: 0, patience: options.patience };
+        line.check_service().map_err(Refusal::Final)?;
+        line.greet(options)?;
+        Ok(line)
     }
 
     /// Sockets from a stranger would give it our packets.
@@ -238,7 +362,7 @@ impl Connection {
         ))
     }
 
-    fn greet(&self, options: &StartOptions) -> Result<(), Refusal> {
+    fn greet(&mut self, options: &StartOptions) -> Result<(), Refusal> {
         let pid = getpid();
         let program = match options.program.as_str() {
             "" => std::fs::read_to_string("/proc/self/comm").unwrap_or_default(),
@@ -256,35 +380,23 @@ impl Connection {
             Ok((Reply::Welcome { .. }, _)) => Ok(()),
             Ok((other, _)) => Err(Refusal::Final(unexpected(&other))),
             // It was in the backlog of a service that has just ended.
-            Err(error) if error.errno() == libc::ECONNRESET => Err(Refusal::Nobody(error)),
-            Err(error) => Err(Refusal::Final(error)),
+            Err(Failure::Lost(error)) => Err(Refusal::Nobody(error)),
+            Err(Failure::Refused(error)) => Err(Refusal::Final(error)),
         }
     }
 
-    fn is_stale(&self) -> bool {
-        getpid() != self.pid
-    }
-
-    fn request(&self, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
-        if self.is_stale() {
-            let what =
-                "the connection to the service belongs to the parent of this forked process; open the device anew";
-            return Err(ServiceError::new(libc::ESTALE, what));
-        }
-        self.exchange(request, &[])
+    /// Whether the service has closed its end.
+    fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
+        let looked = rustix::event::poll(&mut polled, Some(&Timespec::default()));
+        looked.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// Sends a request and waits for its reply; an error reply is an error.
-    fn exchange(&self, request: Request, send: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
-        let mut id = self.exchange.lock();
-        *id += 1;
+    fn exchange(&mut self, request: Request, send: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         // The same request may be sent several times; the answer to any of them is the answer.
-        let first = *id;
-        let send_as = |id| {
-            let message = protocol::encode(id, request.clone());
-            seqpacket::send(&self.socket, &[&message], send, SendFlags::empty()).map_err(|errno| self.lost(errno))
-        };
-        send_as(first)?;
+        let first = self.last_id + 1;
+        self.send(&request, send)?;
         let deadline = Instant::now() + self.patience;
         let mut buffer = vec![0; REPLY_BYTES_MAX];
         loop {
@@ -295,37 +407,60 @@ impl Connection {
                 Err(errno) => return Err(self.lost(errno)),
             };
             let reply = protocol::decode::<Reply>(&buffer[..received.len]).map_err(|error| {
-                ServiceError::new(libc::EPROTO, format!("the service's reply cannot be understood: {error}"))
+                let what = format!("the service's reply cannot be understood: {error}");
+                Failure::Refused(ServiceError::new(libc::EPROTO, what))
             })?;
             match reply.body {
                 // 0: it could not tell to which request.
-                Reply::Error { errno, what } if (first..=*id).contains(&reply.id) || reply.id == 0 => {
-                    return Err(ServiceError::new(errno, what));
+                Reply::Error { errno, what } if (first..=self.last_id).contains(&reply.id) || reply.id == 0 => {
+                    return Err(Failure::Refused(ServiceError::new(errno, what)));
                 }
-                Reply::Restarted if Instant::now() < deadline => {
-                    *id += 1;
-                    send_as(*id)?;
-                }
-                body if (first..=*id).contains(&reply.id) => return Ok((body, received.descriptors)),
+                Reply::Restarted if Instant::now() < deadline => self.send(&request, send)?,
+                body if (first..=self.last_id).contains(&reply.id) => return Ok((body, received.descriptors)),
                 // To a request that was given up or answered already; its lane, if any, goes back with its descriptors.
                 _ => {}
             }
         }
     }
 
-    fn lost(&self, errno: Errno) -> ServiceError {
-        match errno {
-            Errno::AGAIN | Errno::INTR => ServiceError::new(
-                libc::ETIMEDOUT,
-                format!("the Ferroce service did not answer within {:?}; is it stopped?", self.patience),
-            ),
-            Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => ServiceError::new(
-                libc::ECONNRESET,
-                "the Ferroce service has ended; lanes that were leased work on, new ones need a device opened anew",
-            ),
-            errno => ServiceError::system("cannot talk to the Ferroce service", errno),
-        }
+    /// Sends a request under the next id.
+    fn send(&mut self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        self.last_id += 1;
+        let message = protocol::encode(self.last_id, request);
+        seqpacket::send(&self.socket, &[&message], descriptors, SendFlags::empty()).map_err(|errno| self.lost(errno))
     }
+
+    fn lost(&self, errno: Errno) -> Failure {
+        let error = ended(errno, self.patience);
+        if error.errno() == libc::ECONNRESET { Failure::Lost(error) } else { Failure::Refused(error) }
+    }
+}
+
+/// Why a service does not answer.
+fn ended(errno: Errno, patience: Duration) -> ServiceError {
+    match errno {
+        Errno::AGAIN | Errno::INTR => ServiceError::new(
+            libc::ETIMEDOUT,
+            format!("the Ferroce service did not answer within {patience:?}; is it stopped?"),
+        ),
+        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => ServiceError::new(
+            libc::ECONNRESET,
+            "the Ferroce service has ended; lanes that were leased work on, new ones need a device opened anew",
+        ),
+        errno => ServiceError::system("cannot talk to the Ferroce service", errno),
+    }
+}
+
+/// An epoll set that is readable when the other end of a socket has closed.
+fn hang_up_of(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let set = rustix::io::fcntl_dupfd_cloexec(epoll::create(epoll::CreateFlags::CLOEXEC)?, 3)?;
+    watch_hang_up(&set, socket)?;
+    Ok(set)
+}
+
+fn watch_hang_up(set: &OwnedFd, socket: &OwnedFd) -> Result<(), Errno> {
+    // Hang-ups are told without being asked for.
+    epoll::add(set, socket, epoll::EventData::new_u64(0), epoll::EventFlags::empty())
 }
 
 fn unexpected(reply: &Reply) -> ServiceError {
@@ -362,16 +497,66 @@ pub struct RelayedPacket<'a> {
     pub bytes: &'a [u8],
 }
 
+/// What is needed to bring a lane along to another service.
+#[derive(Debug)]
+struct Held {
+    lane: u16,
+    lease: u64,
+    /// A copy of the receive socket.
+    rx: OwnedFd,
+    relay: Mutex<OwnedFd>,
+    /// Readable when the relay has something: an epoll set, so that it stays the same for those who sleep on it.
+    arrived: OwnedFd,
+}
+
+impl Held {
+    fn new(lane: u16, lease: u64, rx: &[OwnedFd], relay: OwnedFd) -> Result<Held, Errno> {
+        let rx = rustix::io::fcntl_dupfd_cloexec(rx.first().ok_or(Errno::PROTO)?, 3)?;
+        let arrived = rustix::io::fcntl_dupfd_cloexec(epoll::create(epoll::CreateFlags::CLOEXEC)?, 3)?;
+        epoll::add(&arrived, &relay, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(Held { lane, lease, rx, relay: Mutex::new(relay), arrived })
+    }
+
+    /// Offers the lane to the service at the other end of `line`. Its refusal is told in the log only: the process goes on with
+    /// what works without (its rings).
+    fn bring_along(&self, line: &mut Line) -> Result<(), ServiceError> {
+        let request = Request::Reclaim { lane: self.lane, lease: self.lease };
+        match line.exchange(request, &[self.rx.as_fd()]) {
+            Ok((Reply::Reclaimed { .. }, mut descriptors)) if !descriptors.is_empty() => {
+                let failed = |errno| ServiceError::system("cannot use the relay of a lane", errno);
+                self.change_relay(&descriptors.swap_remove(0)).map_err(failed)
+            }
+            Ok((other, _)) => Err(unexpected(&other)),
+            Err(Failure::Refused(error)) => {
+                log::error!("lane {} gets no packets over the network any more: {error}", self.lane);
+                Ok(())
+            }
+            Err(Failure::Lost(error)) => Err(error),
+        }
+    }
+
+    /// Puts another socket in the relay's place, under the same number.
+    fn change_relay(&self, next: &OwnedFd) -> Result<(), Errno> {
+        let mut relay = self.relay.lock();
+        self.mute(&relay);
+        rustix::io::dup3(next, &mut relay, rustix::io::DupFlags::CLOEXEC)?;
+        epoll::add(&self.arrived, &*relay, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+    }
+
+    /// A relay without another end would wake sleepers without end.
+    fn mute(&self, relay: &OwnedFd) {
+        let _not_there = epoll::delete(&self.arrived, relay);
+    }
+}
+
 /// A leased lane. Dropping it gives the lane back.
 ///
 /// Close the receive sockets first, or at the same time: the service takes the end of the lease as their end.
 #[derive(Debug)]
 pub struct LaneLease {
-    lane: u16,
     seed: u64,
-    lease: u64,
     rx: Vec<OwnedFd>,
-    relay: OwnedFd,
+    held: Arc<Held>,
     connection: Arc<Connection>,
 }
 
@@ -381,7 +566,7 @@ impl LaneLease {
 
     /// Lane number, 1..=1023: the upper 10 bits of the QP numbers that are steered here.
     pub fn lane(&self) -> u16 {
-        self.lane
+        self.held.lane
     }
 
     /// Random seed for this lane's keys and QP numbers.
@@ -391,7 +576,7 @@ impl LaneLease {
 
     /// Names this lease: unlike the lane's number, nobody gets it again.
     pub fn id(&self) -> u64 {
-        self.lease
+        self.held.lease
     }
 
     /// Hands out the receive sockets (bound, not blocking, closed on exec), once; later calls give none.
@@ -399,9 +584,14 @@ impl LaneLease {
         std::mem::take(&mut self.rx)
     }
 
-    /// Readable when the relay has a packet for this lane, and for good when the service has ended.
+    /// Readable when the relay has something for this lane; the same for as long as the lease lasts.
     pub fn relay_fd(&self) -> BorrowedFd<'_> {
-        self.relay.as_fd()
+        self.held.arrived.as_fd()
+    }
+
+    /// The numbers of the lease's descriptors that a forked child must close: whoever has them keeps the lane's socket open.
+    pub fn not_for_children(&self) -> [RawFd; 3] {
+        [self.held.rx.as_raw_fd(), self.held.relay.lock().as_raw_fd(), self.held.arrived.as_raw_fd()]
     }
 
     /// Hands a packet for a foreign QP number to the service, which forwards it to the right lane. Never blocks. False:
@@ -427,8 +617,14 @@ impl LaneLease {
         self.hand_in(&[&call.encode()], memory.as_slice())
     }
 
+    /// Hands in what need not be a message, as broken and hostile programs do. For tests.
+    #[doc(hidden)]
+    pub fn relay_send_raw(&self, bytes: &[u8]) -> io::Result<bool> {
+        self.hand_in(&[bytes], &[])
+    }
+
     fn hand_in(&self, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> io::Result<bool> {
-        match seqpacket::send(&self.relay, parts, descriptors, SendFlags::DONTWAIT) {
+        match seqpacket::send(&*self.held.relay.lock(), parts, descriptors, SendFlags::DONTWAIT) {
             Ok(()) => Ok(true),
             Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
             Err(errno) => Err(errno.into()),
@@ -443,12 +639,16 @@ impl LaneLease {
             return Err(Errno::STALE.into());
         }
         buffer.resize(Self::RELAY_BYTES_MAX, 0);
-        let received = match rustix::io::retry_on_intr(|| seqpacket::recv(&self.relay, buffer, RecvFlags::DONTWAIT)) {
-            Ok(received) if received.len == 0 => return Err(Errno::CONNRESET.into()),
-            Ok(received) => received,
+        let relay = self.held.relay.lock();
+        let received = match rustix::io::retry_on_intr(|| seqpacket::recv(&*relay, buffer, RecvFlags::DONTWAIT)) {
+            Ok(received) if received.len > 0 => received,
             Err(Errno::AGAIN) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
+            ended => {
+                self.held.mute(&relay);
+                return Err(ended.err().unwrap_or(Errno::CONNRESET).into());
+            }
         };
+        drop(relay);
         let message = &buffer[..received.len];
         if let Some(call) = RingCall::decode(message) {
             return Ok(Some(Relayed::Ring(call, received.descriptors)));
@@ -460,7 +660,7 @@ impl LaneLease {
     /// Gives the lane back and waits for the service to confirm it: nothing is steered to it any more. Receive sockets
     /// that were taken out should be closed before.
     pub fn release(self) -> Result<(), ServiceError> {
-        match self.connection.request(Request::ReleaseLane { lane: self.lane }) {
+        match self.connection.request(Request::ReleaseLane { lane: self.held.lane }) {
             Ok((Reply::Released { .. }, _)) => Ok(()),
             Ok((other, _)) => Err(unexpected(&other)),
             // It was given back before: the service crashed between doing it and saying it.

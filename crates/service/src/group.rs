@@ -12,9 +12,13 @@
 //! A closed socket that some process still holds against the rules of [`crate::client::LaneLease`] is a *ghost*: it
 //! keeps its index until that process lets go, at a time that nobody tells. As many spares as there are ghosts stay at
 //! the end for that.
+//!
+//! When keeper and service have died together, the sockets that programs have stay in the kernel's group without an owner:
+//! *strangers*. Programs offer them to the next service ([`Group::adopt`]). While there are strangers nothing is closed, and
+//! the order is found out by probing ([`probe`]) after each change.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +29,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Held, Key, Store};
-use crate::{LANE_MAX, ServiceError, owner, steer, sys};
+use crate::{LANE_MAX, ServiceError, owner, probe, steer, sys};
 
 /// Sockets in the group, at most: every lane, as many whose former holders linger, and spares.
 const SOCKETS_MAX: usize = 2 * (LANE_MAX as usize + 1) + 16;
@@ -42,7 +46,7 @@ pub(crate) type SocketId = u64;
 /// What a socket of the group is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Role {
-    /// Index 0: strays.
+    /// Strays.
     Service,
     /// Never lent.
     Spare,
@@ -56,12 +60,14 @@ enum Role {
     Ghost,
     /// Its index is not known any more; never lent, kept until the group goes.
     Burnt,
+    /// Somebody else's, that was not offered.
+    Stranger,
 }
 
 impl Role {
     /// Whether it does no harm that the socket's index changes.
     fn may_move(self) -> bool {
-        matches!(self, Role::Spare | Role::Burnt)
+        matches!(self, Role::Spare | Role::Burnt | Role::Stranger)
     }
 }
 
@@ -70,7 +76,7 @@ struct Slot {
     id: SocketId,
     inode: u64,
     role: Role,
-    /// None: a ghost.
+    /// None: a ghost or a stranger.
     socket: Option<OwnedFd>,
 }
 
@@ -81,6 +87,10 @@ pub(crate) struct Group {
     port: u16,
     v6: bool,
     next_id: SocketId,
+    /// Inodes of the sockets at the port that are not ours.
+    strangers: HashSet<u64>,
+    /// The positions of the slots may be wrong: [`Group::settle`] is due.
+    unsure: bool,
     store: Arc<Store>,
 }
 
@@ -90,14 +100,15 @@ struct Saved {
     v6: bool,
     next_id: SocketId,
     slots: Vec<(SocketId, u64, Role)>,
+    #[serde(default)]
+    unsure: bool,
 }
 
 impl Group {
-    /// Opens the port with the service's own socket.
+    /// Opens the port with the service's own socket. Where an earlier service's sockets live on, it joins them.
     pub(crate) fn open(port: u16, store: Arc<Store>) -> Result<Group, ServiceError> {
-        refuse_strangers(port)?;
-        let (socket, v6) = match bind_socket(true, port) {
-            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => (bind_socket(false, port), false),
+        let (socket, v6) = match bind_first_socket(true, port) {
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => (bind_first_socket(false, port), false),
             other => (other, true),
         };
         let socket = socket.map_err(|errno| port_error(port, errno))?;
@@ -105,9 +116,17 @@ impl Group {
         want_destinations(&socket, v6).map_err(|errno| port_error(port, errno))?;
         store.put(Key::Socket(0), &socket).map_err(|errno| port_error(port, errno))?;
         let slot = Slot { id: 0, inode, role: Role::Service, socket: Some(socket) };
-        let group = Group { slots: vec![slot], port, v6, next_id: 1, store };
+        let mut group =
+            Group { slots: vec![slot], port, v6, next_id: 1, strangers: HashSet::new(), unsure: false, store };
+        group.strangers = group.look_for_strangers().unwrap_or_default();
+        group.unsure = !group.strangers.is_empty();
         group.save();
-        group.attach().inspect_err(|_| group.store.remove(Key::Socket(0)))?;
+        if group.unsure {
+            log::warn!("{} sockets of an earlier service live on at UDP port {port}", group.strangers.len());
+            group.settle();
+        } else {
+            group.attach().inspect_err(|_| group.store.remove(Key::Socket(0)))?;
+        }
         Ok(group)
     }
 
@@ -116,7 +135,7 @@ impl Group {
     /// Each change of the kernel's order is saved before the next one, so that at most one is not.
     pub(crate) fn resume(port: u16, store: Arc<Store>, held: &mut Held) -> Result<Option<Group>, ServiceError> {
         let saved: Option<Saved> = store.load_group();
-        let Some(Saved { v6, next_id, slots }) = saved.filter(|_| held.contains_key(&Key::Socket(0))) else {
+        let Some(Saved { v6, next_id, slots, unsure }) = saved.filter(|_| held.contains_key(&Key::Socket(0))) else {
             // It may have been about to open the port.
             if held.remove(&Key::Socket(0)).is_some() {
                 store.remove(Key::Socket(0));
@@ -127,7 +146,10 @@ impl Group {
             .into_iter()
             .map(|(id, inode, role)| Slot { id, inode, role, socket: held.remove(&Key::Socket(id)) })
             .collect();
-        let mut group = Group { slots, port, v6, next_id, store };
+        let mut group = Group { slots, port, v6, next_id, strangers: HashSet::new(), unsure, store };
+        if unsure || group.position(Role::Stranger).is_some() {
+            return Ok(Some(group.resume_unsure(held)));
+        }
         // It closed a socket; the last one has taken its place.
         while let Some(at) = group.slots.iter().position(|slot| slot.socket.is_none() && slot.role != Role::Ghost) {
             group.closed(at);
@@ -147,6 +169,95 @@ impl Group {
         Ok(Some(group))
     }
 
+    /// [`Self::resume`] where the order was being found out: it is found out anew.
+    fn resume_unsure(mut self, held: &mut Held) -> Group {
+        self.slots.retain(|slot| slot.socket.is_some());
+        let appended: Vec<SocketId> =
+            held.keys().filter_map(|key| if let Key::Socket(id) = key { Some(*id) } else { None }).collect();
+        for id in appended {
+            // A spare, or an offered one, whose program has no answer yet and offers it again.
+            drop(held.remove(&Key::Socket(id)));
+            self.store.remove(Key::Socket(id));
+            self.next_id = self.next_id.max(id + 1);
+        }
+        self.unsure = true;
+        self.settle();
+        self
+    }
+
+    /// Takes a socket that an earlier service lent, and steers its lane to it again, at the latest after [`Self::settle`].
+    ///
+    /// EINVAL: it is not one that can be in the group, or is here already.
+    pub(crate) fn adopt(&mut self, lane: u16, socket: OwnedFd) -> Result<SocketId, ServiceError> {
+        assert!(self.position(Role::Leased(lane)).is_none(), "lane {lane} is leased already");
+        let refused = |why: &str| ServiceError::new(libc::EINVAL, format!("the socket of lane {lane} {why}"));
+        let failed = |errno| ServiceError::system(format!("the socket of lane {lane} cannot be used"), errno);
+        let inode = inode(&socket).map_err(failed)?;
+        if !self.look_for_strangers().is_some_and(|strangers| strangers.contains(&inode)) {
+            return Err(refused("is none of UDP port's, or is lent already"));
+        }
+        if !is_bound_like_ours(&socket, self.port) {
+            return Err(refused("is not bound as those of the group are"));
+        }
+        self.store.put(Key::Socket(self.next_id), &socket).map_err(failed)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        self.slots.push(Slot { id, inode, role: Role::Leased(lane), socket: Some(socket) });
+        self.unsure = true;
+        self.save();
+        Ok(id)
+    }
+
+    /// Finds the order of the sockets out again, if it is not certain.
+    pub(crate) fn settle(&mut self) {
+        if !self.unsure {
+            return;
+        }
+        let outcome = self.find_order();
+        // What could not be found is looked for again by the next sweep.
+        self.unsure = outcome.as_ref().copied().unwrap_or(true);
+        self.save();
+        if let Err(error) = outcome.map(drop).and_then(|()| self.attach()) {
+            log::warn!("UDP port {}: packets reach their lanes by the relay only: {error}", self.port);
+        }
+    }
+
+    /// Puts the slots in the kernel's order. True: some socket was not found.
+    fn find_order(&mut self) -> Result<bool, ServiceError> {
+        let strangers = self.look_for_strangers();
+        let bound = strangers.as_ref().map_or(SOCKETS_MAX, |strangers| strangers.len() + self.slots.len());
+        self.slots.retain(|slot| slot.socket.is_some());
+        let sockets: Vec<BorrowedFd<'_>> =
+            self.slots.iter().filter_map(|slot| Some(slot.socket.as_ref()?.as_fd())).collect();
+        let found = probe::indices(self.port, bound as u32, &sockets)
+            .map_err(|error| ServiceError::system("cannot find out the order of its sockets", sys::errno(&error)))?;
+        let mut known: Vec<(Option<u32>, Slot)> = found.into_iter().zip(std::mem::take(&mut self.slots)).collect();
+        // Those without a place at the end.
+        known.sort_by_key(|(index, _)| index.unwrap_or(u32::MAX));
+        let mut lost = false;
+        for (index, slot) in known {
+            lost |= index.is_none();
+            while index.is_some_and(|index| self.slots.len() < index as usize) {
+                self.slots.push(Slot { id: SocketId::MAX, inode: 0, role: Role::Stranger, socket: None });
+            }
+            self.slots.push(slot);
+        }
+        self.strangers = strangers.unwrap_or_default();
+        let gaps = self.position(Role::Stranger).is_some();
+        Ok(lost || (gaps && self.strangers.is_empty()))
+    }
+
+    /// Whether others hold sockets of the group.
+    pub(crate) fn has_strangers(&self) -> bool {
+        self.unsure || !self.strangers.is_empty()
+    }
+
+    /// Inodes of sockets at the port that are not ours; None where the kernel does not tell.
+    fn look_for_strangers(&self) -> Option<HashSet<u64>> {
+        let ours: HashSet<u64> = self.slots.iter().map(|slot| slot.inode).collect();
+        Some(self.bound_inodes()?.difference(&ours).copied().collect())
+    }
+
     /// Sockets that lanes are steered to.
     pub(crate) fn leased(&self) -> impl Iterator<Item = (SocketId, u16)> {
         self.slots.iter().filter_map(|slot| match slot.role {
@@ -162,14 +273,22 @@ impl Group {
 
     fn save(&self) {
         let slots = self.slots.iter().map(|slot| (slot.id, slot.inode, slot.role)).collect();
-        self.store.save_group(&Saved { v6: self.v6, next_id: self.next_id, slots });
+        self.store.save_group(&Saved { v6: self.v6, next_id: self.next_id, slots, unsure: self.unsure });
     }
 
     /// The socket that gets what no lane wants.
     pub(crate) fn own_socket(&self) -> BorrowedFd<'_> {
-        let own = &self.slots[0];
-        assert_eq!(own.role, Role::Service, "index 0 is the service's");
+        let own = &self.slots[self.own_index()];
         own.socket.as_ref().expect("the service's socket is open").as_fd()
+    }
+
+    fn own_index(&self) -> usize {
+        self.position(Role::Service).expect("the group has the service's own socket")
+    }
+
+    /// Every socket that a keeper must have.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = (Key, BorrowedFd<'_>)> {
+        self.slots.iter().filter_map(|slot| Some((Key::Socket(slot.id), slot.socket.as_ref()?.as_fd())))
     }
 
     /// Steers a lane to a socket that nobody had before, and gives a copy of it.
@@ -220,6 +339,9 @@ impl Group {
 
     /// Closes what can be closed without moving a lane. Cheap when there is nothing to do.
     pub(crate) fn sweep(&mut self) {
+        if self.has_strangers() {
+            return self.follow_strangers();
+        }
         self.settle_ghosts(false);
         while let Some(at) = self.position(Role::Done) {
             // Also behind the last one: it may turn out to be a ghost.
@@ -239,6 +361,14 @@ impl Group {
         }
     }
 
+    /// When a stranger goes, another socket takes its place.
+    fn follow_strangers(&mut self) {
+        if self.look_for_strangers().is_some_and(|strangers| strangers != self.strangers) {
+            self.unsure = true;
+        }
+        self.settle();
+    }
+
     /// Sockets in the group.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
@@ -250,6 +380,11 @@ impl Group {
     }
 
     /// Whether [`Self::sweep`] should be called again soon.
+    pub(crate) fn wants_sweep(&self) -> bool {
+        self.has_strangers() || self.unsettled()
+    }
+
+    /// Whether some process still has a socket of ours that must not move.
     pub(crate) fn unsettled(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.role, Role::Done | Role::Ghost))
     }
@@ -301,8 +436,14 @@ impl Group {
         self.store.put(Key::Socket(self.next_id), &socket).map_err(failed)?;
         self.slots.push(Slot { id: self.next_id, inode, role: Role::Spare, socket: Some(socket) });
         self.next_id += 1;
-        self.settle_ghosts(true);
-        self.save();
+        if self.has_strangers() {
+            // There may be some behind the last one that we know.
+            self.unsure = true;
+            self.settle();
+        } else {
+            self.settle_ghosts(true);
+            self.save();
+        }
         Ok(())
     }
 
@@ -373,7 +514,8 @@ impl Group {
             })
             .collect();
         lanes.sort_unstable();
-        sys::attach_reuseport_program(self.own_socket(), &steer::program(&lanes)).map_err(|error| {
+        let program = steer::program(&lanes, self.own_index() as u32);
+        sys::attach_reuseport_program(self.own_socket(), &program).map_err(|error| {
             let what = format!("cannot attach the program that steers packets to {} lanes", lanes.len());
             ServiceError::system(what, sys::errno(&error))
         })
@@ -420,20 +562,25 @@ fn want_destinations(socket: &OwnedFd, v6: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Other sockets of this user at the port (of programs that outlived their service) would make the indices wrong. Those
-/// of a service that is just ending go by themselves.
-fn refuse_strangers(port: u16) -> Result<(), ServiceError> {
+/// The first socket of a group. Those of another user's service that is just ending go by themselves.
+fn bind_first_socket(v6: bool, port: u16) -> Result<OwnedFd, Errno> {
     const ATTEMPTS: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(10);
-    let mut strangers = HashSet::new();
-    for _ in 0..ATTEMPTS {
-        strangers = owner::sockets_of_port(port).unwrap_or_default();
-        if strangers.is_empty() {
-            return Ok(());
+    for _ in 1..ATTEMPTS {
+        match bind_socket(v6, port) {
+            Err(Errno::ADDRINUSE) => std::thread::sleep(PAUSE),
+            other => return other,
         }
-        std::thread::sleep(PAUSE);
     }
-    Err(port_in_use(port, &strangers))
+    bind_socket(v6, port)
+}
+
+/// Whether a socket is open for the port at every address, as those of the group are, and takes packets from everybody.
+fn is_bound_like_ours(socket: &OwnedFd, port: u16) -> bool {
+    let local = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
+    let is_datagram = sockopt::socket_type(socket) == Ok(SocketType::DGRAM);
+    let connected = rustix::net::getpeername(socket).is_ok_and(|name| name.is_some());
+    is_datagram && !connected && local.is_some_and(|local| local.ip().is_unspecified() && local.port() == port)
 }
 
 fn port_error(port: u16, errno: Errno) -> ServiceError {

@@ -20,12 +20,20 @@ fn arrived(socket: impl AsFd, expected: usize) -> Vec<(u16, u32)> {
     let mut buffer = [0; 64];
     let mut left = expected;
     std::iter::from_fn(|| {
-        if left > 0 {
-            assert_eq!(poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit)), Ok(1), "{left} did not come");
-            left -= 1;
+        loop {
+            if left > 0 {
+                assert_eq!(
+                    poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit)),
+                    Ok(1),
+                    "{left} did not come"
+                );
+            }
+            match rustix::net::recv(&socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT).ok()? {
+                (16, _) => break,
+                (len, _) => assert_eq!(len, probe::MARK_BYTES, "a stranger may get probes"),
+            }
         }
-        let (len, _) = rustix::net::recv(&socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT).ok()?;
-        assert_eq!(len, 16);
+        left = left.saturating_sub(1);
         let qpn = u32::from_be_bytes([0, buffer[5], buffer[6], buffer[7]]);
         Some(((qpn >> LANE_SHIFT) as u16, u32::from_be_bytes(buffer[12..16].try_into().unwrap())))
     })
@@ -219,4 +227,125 @@ fn every_socket_of_the_group_takes_merged_datagrams() {
         assert_eq!((datagram.len, datagram.segment), (3 * size, size), "lane {lane}");
         assert_eq!(buffer[..datagram.len], merged);
     }
+}
+
+/// What programs have after the death of a group's owner: some lanes' sockets, in an order that closing has mixed up.
+fn orphans(port: u16, lanes: std::ops::RangeInclusive<u16>) -> Vec<Leased> {
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    lanes.map(|lane| lease(&mut group, lane)).collect()
+}
+
+fn adopt(group: &mut Group, orphan: Leased) -> Leased {
+    let id = group.adopt(orphan.lane, orphan.socket.try_clone().unwrap()).unwrap();
+    Leased { id, ..orphan }
+}
+
+#[test]
+fn sockets_that_outlived_their_group_are_found_again() {
+    let port = free_port();
+    let mut orphans = orphans(port, 1..=9);
+    orphans.remove(2);
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    assert!(group.has_strangers());
+    let mut sender = Sender::new(port);
+    check(&group, &mut sender, &[], &[1, 9]);
+
+    // A new lane among them, and one after the other of the old ones.
+    let mut leases = vec![lease(&mut group, 77)];
+    check(&group, &mut sender, &leases, &[1, 9]);
+    while let Some(orphan) = orphans.pop() {
+        leases.push(adopt(&mut group, orphan));
+        group.settle();
+        check(&group, &mut sender, &leases, &[500]);
+    }
+    assert!(!group.has_strangers(), "{group:?}");
+    // From now on it is a group like any other.
+    for at in [3, 0, 5] {
+        let gone = leases.remove(at);
+        give_back(&mut group, gone);
+        check(&group, &mut sender, &leases, &[]);
+    }
+    assert!(group.len() <= leases.len() + 1 + SPARES_KEPT, "{group:?}");
+}
+
+#[test]
+fn a_stranger_that_goes_is_noticed() {
+    let port = free_port();
+    let mut orphans = orphans(port, 1..=6);
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let mut sender = Sender::new(port);
+    let mut leases: Vec<Leased> = [5, 3, 1].map(|at| adopt(&mut group, orphans.remove(at))).into();
+    group.settle();
+    check(&group, &mut sender, &leases, &[1]);
+    while let Some(stranger) = orphans.pop() {
+        drop(stranger);
+        assert!(group.wants_sweep());
+        group.sweep();
+        check(&group, &mut sender, &leases, &[1]);
+        leases.push(lease(&mut group, 100 + orphans.len() as u16));
+        check(&group, &mut sender, &leases, &[1]);
+    }
+    assert!(!group.has_strangers(), "{group:?}");
+}
+
+/// Programs read their sockets all the time, so also while the order is found out.
+#[test]
+fn the_order_is_found_while_programs_read_their_sockets() {
+    let port = free_port();
+    let orphans = orphans(port, 1..=4);
+    std::thread::scope(|scope| {
+        let (stop, stopped) = std::io::pipe().unwrap();
+        let readers: Vec<_> = orphans
+            .iter()
+            .map(|orphan| {
+                let stop = stop.try_clone().unwrap();
+                scope.spawn(move || {
+                    let mut seen = Vec::new();
+                    loop {
+                        let mut fds = [PollFd::new(&orphan.socket, PollFlags::IN), PollFd::new(&stop, PollFlags::IN)];
+                        poll(&mut fds, None).unwrap();
+                        seen.extend(arrived(&orphan.socket, 0));
+                        if !fds[1].revents().is_empty() {
+                            return seen;
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut group = Group::open(port, Arc::default()).unwrap();
+        for orphan in &orphans {
+            group.adopt(orphan.lane, orphan.socket.try_clone().unwrap()).unwrap();
+        }
+        group.settle();
+        let mut sender = Sender::new(port);
+        let sent: Vec<_> = orphans.iter().map(|orphan| sender.send(orphan.lane)).collect();
+        drop(stopped);
+        for (reader, sent) in readers.into_iter().zip(sent) {
+            assert_eq!(reader.join().unwrap(), sent);
+        }
+    });
+}
+
+#[test]
+fn only_sockets_of_the_group_are_adopted() {
+    let port = free_port();
+    let orphans = orphans(port, 1..=2);
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let mut refused = |socket: OwnedFd| assert_eq!(group.adopt(9, socket).unwrap_err().errno(), libc::EINVAL);
+    refused(UdpSocket::bind("0.0.0.0:0").unwrap().into());
+    refused(std::fs::File::open("/dev/null").unwrap().into());
+    refused(group_socket_at_one_address(port));
+    refused(std::os::unix::net::UnixStream::pair().unwrap().0.into());
+    let lane = orphans[0].lane;
+    group.adopt(lane, orphans[0].socket.try_clone().unwrap()).unwrap();
+    let twice = group.adopt(lane + 1, orphans[0].socket.try_clone().unwrap()).unwrap_err();
+    assert_eq!(twice.errno(), libc::EINVAL);
+}
+
+/// At the port, but first in line for one address whatever the program says.
+fn group_socket_at_one_address(port: u16) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+    sockopt::set_socket_reuseport(&socket, true).unwrap();
+    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
+    socket
 }

@@ -13,6 +13,7 @@ pub mod inspect;
 pub mod keeper;
 mod netlink;
 mod owner;
+mod probe;
 pub mod protocol;
 mod seqpacket;
 pub mod server;

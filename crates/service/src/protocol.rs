@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `Hello` | a pidfd of the program (none where the kernel has none: then only the end of the connection is seen) |
 //! | `Lane` | the receive sockets, then the lane's end of its relay |
+//! | `Reclaim` | the receive socket of a lane that an earlier service lent |
+//! | `Reclaimed` | the lane's end of its new relay |
 //! | `Cm(Channel)` | the program's end of the event channel |
 //!
 //! The relay is a SOCK_SEQPACKET socket pair that carries two kinds of messages in both directions: [`RelayHeader`] and a
@@ -20,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::cm::protocol::{CmReply, CmRequest};
 
 /// Version of this protocol; a service refuses others.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Longest request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 4096;
@@ -64,6 +66,14 @@ pub enum Request {
     ReleaseLane {
         /// The lane.
         lane: u16,
+    },
+    /// The service that leased the lane has died, with its keeper; the program has its socket, and offers it to this one.
+    /// Answered by [`Reply::Reclaimed`]; EBUSY: the lane or its lease is another program's by now.
+    Reclaim {
+        /// The lane.
+        lane: u16,
+        /// From [`Reply::Lane`].
+        lease: u64,
     },
     /// Under which lease a lane of any program is. Answered by [`Reply::Leased`].
     Lease {
@@ -125,6 +135,11 @@ pub enum Reply {
     },
     /// To `ReleaseLane`.
     Released {
+        /// The lane.
+        lane: u16,
+    },
+    /// To `Reclaim`: the lane is leased as it was.
+    Reclaimed {
         /// The lane.
         lane: u16,
     },

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
-use rustix::process::{Resource, getppid, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::group::{Group, SocketId};
 use crate::protocol::{
@@ -27,8 +27,13 @@ use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, cm, seqpacket, sys}
 
 mod connections;
 mod groups;
+mod kept;
+mod lanes;
 mod relay;
 mod resume;
+
+use kept::Kept;
+pub use kept::NextKeeper;
 
 /// Lanes of one program, at most. (A lane has 16,384 QP numbers.)
 pub const LANES_PER_CLIENT_MAX: usize = 64;
@@ -79,6 +84,7 @@ enum Source {
     Relay(SocketId),
     /// An event channel.
     Channel(u64),
+    Keeper,
 }
 
 impl Source {
@@ -93,6 +99,7 @@ impl Source {
             Source::Death(id) => (4, id),
             Source::Relay(id) => (5, id),
             Source::Channel(id) => (6, id),
+            Source::Keeper => (7, 0),
         };
         epoll::EventData::new_u64(kind << Self::KIND_SHIFT | id)
     }
@@ -107,6 +114,7 @@ impl Source {
             4 => Source::Death(id),
             5 => Source::Relay(id),
             6 => Source::Channel(id),
+            7 => Source::Keeper,
             kind => panic!("no token has kind {kind}"),
         }
     }
@@ -146,6 +154,8 @@ pub struct Service {
     epoll: OwnedFd,
     /// Open from the first lease on.
     group: Option<Group>,
+    /// When it was opened.
+    opened: Option<Instant>,
     listener: OwnedFd,
     uid: u32,
     /// Seconds of Unix time.
@@ -153,12 +163,20 @@ pub struct Service {
     /// How often the service crashed and was taken over.
     restarts: u32,
     store: Arc<Store>,
+    /// None: in-process.
+    kept: Option<Kept>,
     /// The store does not have the state as it is.
     dirty: bool,
     clients: BTreeMap<u64, Client>,
     lends: BTreeMap<SocketId, Lend>,
     /// Lane of each lent socket, by lane number.
     lanes: BTreeMap<u16, SocketId>,
+    /// Sockets of an earlier service were adopted in this turn.
+    brought_along: bool,
+    /// When sockets of others were last looked at.
+    swept: Instant,
+    /// Requests for a lane that wait until earlier programs have brought theirs along: client and request.
+    waiting: Vec<(u64, u64)>,
     next_client: u64,
     next_lane: u16,
     counters: Counters,
@@ -190,15 +208,20 @@ impl Service {
             options,
             epoll,
             group: None,
+            opened: None,
             listener,
             uid: rustix::process::geteuid().as_raw(),
             started_s: unix_time_s(),
             restarts: 0,
             store: Arc::new(store),
+            kept: None,
             dirty: false,
             clients: BTreeMap::new(),
             lends: BTreeMap::new(),
             lanes: BTreeMap::new(),
+            brought_along: false,
+            swept: Instant::now(),
+            waiting: Vec::new(),
             next_client: 1,
             next_lane: rand::random_range(1..=LANE_MAX),
             counters: Counters::default(),
@@ -250,6 +273,7 @@ impl Service {
             self.keep_house();
             self.save();
         }
+        self.store.leave();
         Ok(())
     }
 
@@ -262,6 +286,7 @@ impl Service {
             Source::Death(id) => self.remove_client(id, "its process has ended"),
             Source::Relay(id) => self.serve_relay(id, flags),
             Source::Channel(id) => self.serve_channel(id, flags),
+            Source::Keeper => self.lose_keeper(),
         }
     }
 
@@ -269,8 +294,10 @@ impl Service {
     fn timeout(&self) -> Option<Timespec> {
         let now = Instant::now();
         let idle = self.options.idle.filter(|_| self.is_idle()).map(|idle| self.idle_since + idle);
-        let sweep = self.group.as_ref().filter(|group| group.unsettled()).map(|_| now + SWEEP_INTERVAL);
-        let next = [idle, sweep, self.accept_again, self.cm.next_timeout()].into_iter().flatten().min()?;
+        let sweep = self.group.as_ref().filter(|group| group.wants_sweep()).map(|_| now + SWEEP_INTERVAL);
+        let keeper = self.kept.as_ref().and_then(|kept| kept.again);
+        let times = [idle, sweep, keeper, self.waiting_until(), self.accept_again, self.cm.next_timeout()];
+        let next = times.into_iter().flatten().min()?;
         // One millisecond more: not just before the time.
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Timespec::try_from(wait).ok()
@@ -288,8 +315,18 @@ impl Service {
         let now = Instant::now();
         self.cm.tick();
         self.rewatch_channels();
-        if let Some(group) = self.group.as_mut().filter(|group| group.unsettled()) {
-            group.sweep();
+        if let Some(group) = self.group.as_mut() {
+            if std::mem::take(&mut self.brought_along) {
+                group.settle();
+            }
+            if group.unsettled() || (group.wants_sweep() && self.swept + SWEEP_INTERVAL <= now) {
+                self.swept = now;
+                group.sweep();
+            }
+        }
+        self.serve_waiting();
+        if self.kept.as_ref().and_then(|kept| kept.again).is_some_and(|again| again <= now) {
+            self.replace_keeper();
         }
         if self.accept_again.is_some_and(|again| again <= now) {
             self.accept_again = None;
@@ -374,23 +411,6 @@ impl Service {
         }
     }
 
-    /// Steers nothing to the lane any more. Its socket stays until the relay's other end is closed everywhere.
-    fn free_lane(&mut self, lane: u16) {
-        let socket = self.lanes.remove(&lane).expect("the lane is leased");
-        let lend = self.lends.get_mut(&socket).expect("its socket is lent");
-        lend.lane = None;
-        let groups = std::mem::take(&mut lend.groups);
-        self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
-        // Its former holder may keep the socket; the host shall not stay in its groups for that.
-        self.leave_all(socket, groups);
-        let lend = self.lends.get_mut(&socket).expect("its socket is lent");
-        // Only the hang-up counts now.
-        let token = Source::Relay(socket).token();
-        if let Err(errno) = epoll::modify(&self.epoll, &lend.relay, token, epoll::EventFlags::empty()) {
-            log::error!("cannot change how a relay is watched: {errno}");
-        }
-    }
-
     fn serve_client(&mut self, id: u64) {
         let mut buffer = [0; REQUEST_BYTES_MAX];
         for _ in 0..REQUESTS_PER_TURN {
@@ -427,6 +447,7 @@ impl Service {
             Request::Hello { .. } => Err(ServiceError::new(libc::EPROTO, "a second Hello")),
             _ if !greeted => Err(ServiceError::new(libc::EPROTO, "the first request is not Hello")),
             Request::LeaseLane => return self.lease(id, request),
+            Request::Reclaim { lane, lease } => return self.reclaim(id, request, lane, lease, descriptors),
             Request::ReleaseLane { lane } => self.release(id, lane),
             Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_of(lane) }),
             Request::JoinGroup { lane, group, ifindex } => self.join_group(id, lane, group, ifindex),
@@ -471,90 +492,12 @@ impl Service {
         Ok(Reply::Welcome { version: VERSION, pid: std::process::id(), uid: self.uid })
     }
 
-    fn lease(&mut self, id: u64, request: u64) {
-        match self.new_lane(id) {
-            Ok((lane, socket, copy, relay)) => {
-                let (seed, lease) = (rand::random(), self.lease_of(lane));
-                self.reply(id, request, Reply::Lane { lane, seed, lease }, &[copy.as_fd(), relay.as_fd()]);
-                log::debug!("client {id} has lane {lane} with socket {socket}");
-            }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
-        }
-    }
-
-    /// Lane, its socket, and what the client gets: a copy of the socket, and the relay's other end.
-    fn new_lane(&mut self, id: u64) -> Result<(u16, SocketId, OwnedFd, OwnedFd), ServiceError> {
-        let client = &self.clients[&id];
-        self.may_hold_sockets(client.peer)?;
-        if client.lanes.len() >= LANES_PER_CLIENT_MAX {
-            let what = format!("the program has {LANES_PER_CLIENT_MAX} lanes already, which is the most for one");
-            return Err(ServiceError::new(libc::ENOSPC, what));
-        }
-        let lane = self.free_lane_number()?;
-        let (ours, theirs) =
-            seqpacket::pair().map_err(|errno| ServiceError::system("no lane: cannot make its relay", errno))?;
-        let group = self.open_group()?;
-        let (socket, copy) = group.lease(lane)?;
-        let watch = epoll::add(&self.epoll, &ours, Source::Relay(socket).token(), epoll::EventFlags::IN)
-            .and_then(|()| self.store.put(Key::Relay(socket), &ours));
-        if let Err(errno) = watch {
-            let group = self.group.as_mut().expect("it was just opened");
-            group.unmap(socket);
-            drop(copy);
-            group.let_go(socket);
-            return Err(ServiceError::system("no lane: cannot watch its relay", errno));
-        }
-        self.dirty = true;
-        let lease = rand::random_range(1..=u64::MAX);
-        self.lends.insert(socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() });
-        self.lanes.insert(lane, socket);
-        self.clients.get_mut(&id).expect("the client asks").lanes.insert(lane, socket);
-        Ok((lane, socket, copy, theirs))
-    }
-
-    /// Names the lease of a lane; 0: there is none.
-    fn lease_of(&self, lane: u16) -> u64 {
-        self.lanes.get(&lane).map_or(0, |socket| self.lends[socket].lease)
-    }
-
-    /// A socket of the group is power over all of it, so that only the service's own user gets one.
-    fn may_hold_sockets(&self, peer: Peer) -> Result<(), ServiceError> {
-        if peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped()) {
-            return Ok(());
-        }
-        let hidden = |uid| if uid == OVERFLOW_UID { " (a user that is unknown here)" } else { "" };
-        Err(ServiceError::new(
-            libc::EACCES,
-            format!(
-                "the service of this network namespace (pid {}) belongs to uid {}{}, this program to uid {}{}: for now \
-                 it serves its own user only. Run the program as that user, end that user's programs (the service \
-                 then ends by itself), or use a network namespace of your own (`unshare -rn`)",
-                std::process::id(),
-                self.uid,
-                hidden(self.uid),
-                peer.uid,
-                hidden(peer.uid),
-            ),
-        ))
-    }
-
-    /// Round robin, so that a number is not used again soon.
-    fn free_lane_number(&mut self) -> Result<u16, ServiceError> {
-        for _ in 0..LANE_MAX {
-            let lane = self.next_lane;
-            self.next_lane = if lane == LANE_MAX { 1 } else { lane + 1 };
-            if !self.lanes.contains_key(&lane) {
-                return Ok(lane);
-            }
-        }
-        Err(ServiceError::new(libc::ENOSPC, format!("no lane: all {LANE_MAX} lanes of this host are leased")))
-    }
-
     fn open_group(&mut self) -> Result<&mut Group, ServiceError> {
         if self.group.is_none() {
             let group = Group::open(self.options.port, Arc::clone(&self.store))?;
             self.watch_strays(&group)?;
             self.group = Some(group);
+            self.opened = Some(Instant::now());
         }
         Ok(self.group.as_mut().expect("it was just opened"))
     }
@@ -571,35 +514,6 @@ impl Service {
         }
     }
 
-    fn release(&mut self, id: u64, lane: u16) -> Result<Reply, ServiceError> {
-        let client = self.clients.get_mut(&id).expect("the client asks");
-        if client.lanes.remove(&lane).is_none() {
-            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} is not leased to this program")));
-        }
-        self.free_lane(lane);
-        self.dirty = true;
-        Ok(Reply::Released { lane })
-    }
-
-    /// All copies of the lane's relay end are closed: nobody has its socket.
-    fn let_go(&mut self, socket: SocketId) {
-        let Some(lend) = self.lends.get(&socket) else {
-            return;
-        };
-        if let Some(lane) = lend.lane {
-            for client in self.clients.values_mut() {
-                client.lanes.remove(&lane);
-            }
-            self.free_lane(lane);
-        }
-        if let Some(lend) = self.lends.remove(&socket) {
-            self.unwatch(&lend.relay);
-        }
-        self.store.remove(Key::Relay(socket));
-        self.dirty = true;
-        self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
-    }
-
     fn status(&self, from: u64) -> StatusPage {
         let listeners = self.cm.listeners();
         let mut rest = self.clients.range(from..);
@@ -609,7 +523,7 @@ impl Service {
         let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
             pid: std::process::id(),
-            keeper: getppid().filter(|_| self.store.is_kept()).map_or(0, |pid| pid.as_raw_nonzero().get() as u32),
+            keeper: self.kept.as_ref().map_or(0, |kept| kept.pid),
             uid: self.uid,
             port: self.options.port,
             uptime_s: unix_time_s().saturating_sub(self.started_s),
@@ -677,15 +591,6 @@ pub(crate) fn listen(name: &str) -> Result<OwnedFd, ServiceError> {
 
 fn unix_time_s() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-/// What every user without a number in this user namespace looks like.
-const OVERFLOW_UID: u32 = 65_534;
-
-/// Whether the overflow uid can only be the real user of that number.
-fn all_users_are_mapped() -> bool {
-    std::fs::read_to_string("/proc/self/uid_map")
-        .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 /// A service in a thread of this process; dropping it ends the service.

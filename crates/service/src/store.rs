@@ -80,11 +80,13 @@ pub(crate) enum Operation {
     Done = 5,
     /// The keeper's answer: it could not.
     Failed = 6,
+    /// To the keeper: this service ends in order, and no other is to follow. Answered.
+    Leave = 7,
 }
 
 impl Operation {
     fn of(byte: u8) -> Option<Operation> {
-        [Self::Held, Self::End, Self::Put, Self::Remove, Self::Done, Self::Failed]
+        [Self::Held, Self::End, Self::Put, Self::Remove, Self::Done, Self::Failed, Self::Leave]
             .into_iter()
             .find(|operation| *operation as u8 == byte)
     }
@@ -183,25 +185,62 @@ impl Store {
         self.service.as_ref().and_then(StateFile::load)
     }
 
-    /// Whether there is a keeper, as far as is known.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.keeper.lock().is_some()
+    /// Takes a new keeper in place of one that is gone, and gives it all there is: the states, and what `descriptors` has.
+    pub(crate) fn change_keeper<'a>(
+        &self,
+        keeper: OwnedFd,
+        descriptors: impl Iterator<Item = (Key, BorrowedFd<'a>)>,
+    ) -> Result<(), Errno> {
+        let states = [(Key::GroupState, &self.group), (Key::ServiceState, &self.service)];
+        let states = states.into_iter().filter_map(|(key, state)| Some((key, state.as_ref()?.file.as_fd())));
+        for (key, descriptor) in states {
+            tell(&keeper, Operation::Put, key, Some(descriptor))?;
+        }
+        for (key, descriptor) in descriptors {
+            tell(&keeper, Operation::Put, key, Some(descriptor))?;
+        }
+        *self.keeper.lock() = Some(keeper);
+        Ok(())
+    }
+
+    /// Runs `watch` on the keeper's socket, which hangs up when the keeper is gone; None: there is no keeper.
+    pub(crate) fn with_keeper<R>(&self, watch: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
+        self.keeper.lock().as_ref().map(|keeper| watch(keeper.as_fd()))
+    }
+
+    /// The service ends in order: no other is to follow.
+    pub(crate) fn leave(&self) {
+        // Whoever has no keeper is followed by nobody anyway.
+        let _ = self.ask(Operation::Leave, Key::Listener, None);
+    }
+
+    /// The keeper is gone.
+    pub(crate) fn forget_keeper(&self) {
+        *self.keeper.lock() = None;
     }
 
     fn ask(&self, operation: Operation, key: Key, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        let mut keeper = self.keeper.lock();
+        let keeper = self.keeper.lock();
         let Some(socket) = keeper.as_ref() else {
             return Ok(());
         };
-        match send(socket, operation, key, descriptor).and_then(|()| recv(socket)) {
-            Ok(Message { operation: Operation::Done, .. }) => Ok(()),
-            Ok(_) => Err(Errno::NOBUFS),
-            Err(errno) => {
-                log::warn!("the keeper is gone ({errno}): a crash of this service would end its leases");
-                *keeper = None;
+        match tell(socket, operation, key, descriptor) {
+            Err(errno) if errno != Errno::NOBUFS => {
+                log::warn!("the keeper is gone ({errno})");
+                // The socket stays: its hang-up brings a new keeper, which is given everything anew.
                 Ok(())
             }
+            answered => answered,
         }
+    }
+}
+
+/// Has a keeper do something. NOBUFS: it could not. Other errors: it is gone.
+fn tell(keeper: &OwnedFd, operation: Operation, key: Key, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    send(keeper, operation, key, descriptor)?;
+    match recv(keeper)?.operation {
+        Operation::Done => Ok(()),
+        _ => Err(Errno::NOBUFS),
     }
 }
 

@@ -49,6 +49,15 @@ pub(crate) fn set_membership(socket: BorrowedFd<'_>, group: IpAddr, ifindex: u32
 
 /// Makes `program` choose the socket of the `SO_REUSEPORT` group for each packet.
 pub(crate) fn attach_reuseport_program(socket: BorrowedFd<'_>, program: &[BpfInstruction]) -> io::Result<()> {
+    attach_program(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+}
+
+/// Makes `program` tell how many bytes of a packet a socket takes; 0: it is dropped, and counted as such.
+pub(crate) fn attach_filter(socket: BorrowedFd<'_>, program: &[BpfInstruction]) -> io::Result<()> {
+    attach_program(socket, libc::SO_ATTACH_FILTER, program)
+}
+
+fn attach_program(socket: BorrowedFd<'_>, option: c_int, program: &[BpfInstruction]) -> io::Result<()> {
     let fprog = libc::sock_fprog {
         len: u16::try_from(program.len()).expect("a program fits its 16-bit length"),
         filter: program.as_ptr().cast_mut(),
@@ -58,12 +67,35 @@ pub(crate) fn attach_reuseport_program(socket: BorrowedFd<'_>, program: &[BpfIns
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
+            option,
             (&raw const fprog).cast(),
             mem::size_of::<libc::sock_fprog>() as u32,
         )
     };
     check(status)
+}
+
+/// How many packets a socket has dropped since it was made (`SO_MEMINFO`); whoever has it may ask.
+pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    /// `SK_MEMINFO_DROPS` of linux/sock_diag.h.
+    const DROPS: usize = 8;
+    let mut counters = [0u32; DROPS + 1];
+    let mut len = mem::size_of_val(&counters) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `counters`, which are plain numbers.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            counters.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    check(status)?;
+    if (len as usize) < mem::size_of_val(&counters) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(counters[DROPS])
 }
 
 /// Who is at the other end of a Unix socket, as this process's namespaces show it.

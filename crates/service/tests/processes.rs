@@ -20,8 +20,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 14] = [
+const TESTS: [(&str, Test); 17] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
+    ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
+    ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
+    ("a_keeper_that_dies_is_replaced", a_keeper_that_dies_is_replaced),
     ("a_crash_of_the_service_moves_no_packet", a_crash_of_the_service_moves_no_packet),
     ("crashes_in_the_midst_of_changes_lose_nothing", crashes_in_the_midst_of_changes_lose_nothing),
     ("programs_that_start_at_once_share_one_service", programs_that_start_at_once_share_one_service),
@@ -33,7 +36,7 @@ const TESTS: [(&str, Test); 14] = [
     ("a_forked_child_does_not_keep_the_lanes_of_the_dead", a_forked_child_does_not_keep_the_lanes_of_the_dead),
     ("a_forked_child_does_not_disturb_its_parent", a_forked_child_does_not_disturb_its_parent),
     ("two_thousand_rounds_leave_nothing_behind", two_thousand_rounds_leave_nothing_behind),
-    ("a_killed_service_is_replaced_when_its_lanes_are_gone", a_killed_service_is_replaced_when_its_lanes_are_gone),
+    ("programs_that_sleep_hold_nobody_up", programs_that_sleep_hold_nobody_up),
     ("an_idle_service_ends_and_is_started_again", an_idle_service_ends_and_is_started_again),
     ("what_cannot_be_started_is_explained", what_cannot_be_started_is_explained),
     ("other_users_are_refused_with_a_remedy", other_users_are_refused_with_a_remedy),
@@ -94,6 +97,8 @@ impl Scene {
 
     /// Ends both processes, and waits until others can have the name: what a process held goes a little after itself.
     fn kill_service(&self, status: &Status) {
+        // It would start another keeper, which would start another service.
+        signal(status.pid, rustix::process::Signal::STOP);
         kill(status.keeper);
         kill(status.pid);
         eventually("the name is free", || {
@@ -157,10 +162,14 @@ impl Helper {
     }
 }
 
-fn kill(pid: u32) {
+fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    eventually("the killed process is gone", || fs::read_link(format!("/proc/{}/cwd", pid.as_raw_nonzero())).is_err());
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+fn kill(pid: u32) {
+    signal(pid, rustix::process::Signal::KILL);
+    eventually("the killed process is gone", || fs::read_link(format!("/proc/{pid}/cwd")).is_err());
 }
 
 /// Waits for something that must happen; the limit is there to end a test that fails.
@@ -432,21 +441,116 @@ fn two_thousand_rounds_leave_nothing_behind(scene: &Scene) {
     kept.release().unwrap();
 }
 
-fn a_killed_service_is_replaced_when_its_lanes_are_gone(scene: &Scene) {
-    let client = scene.connect_or_start();
-    let lease = client.lease_lane().unwrap();
-    let first = client.status().unwrap();
-    scene.kill_service(&first);
-    assert_eq!(client.lease_lane().unwrap_err().errno(), libc::ECONNRESET);
-    let second = scene.connect_or_start();
-    assert_ne!(second.status().unwrap().pid, first.pid);
-    // The lane that lives on has a socket at an index that the new service does not know.
-    let error = second.lease_lane().unwrap_err();
-    assert_eq!(error.errno(), libc::EADDRINUSE);
-    assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
-    drop(lease);
-    second.lease_lane().unwrap();
+/// Ten times: the lanes are those that they were, all packets arrive, and what comes new is served.
+fn lanes_outlive_the_death_of_service_and_keeper(scene: &Scene) {
+    let port = scene.options.port;
+    let clients = [scene.connect_or_start(), scene.connect_or_start()];
+    let mut all: Vec<Traffic> = (0..6).map(|at| Traffic::new(clients[at % 2].lease_lane().unwrap())).collect();
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for round in 0..10 {
+        // A hole in the group, so that something moves when the service's own sockets go.
+        all.remove(round % all.len()).release();
+        let before = clients[0].status().unwrap();
+        scene.kill_service(&before);
+        // Whichever is first starts it, with a request or without.
+        match round % 3 {
+            0 => clients.iter().for_each(|client| client.recover().unwrap()),
+            1 => all.push(Traffic::new(clients[1].lease_lane().unwrap())),
+            _ => scene.helper("hold").end(),
+        }
+        clients.iter().for_each(|client| client.recover().unwrap());
+        let after = wait_for(&clients[0], "all are there", |status| lanes(status) == all.len());
+        assert_ne!(after.pid, before.pid);
+        for Traffic { lease, .. } in &all {
+            assert_eq!(clients[0].lease_of(lease.lane()).unwrap(), Some(lease.id()));
+        }
+        all.iter_mut().for_each(|traffic| traffic.send(&from, port));
+        all.iter_mut().for_each(Traffic::check);
+
+        let (src, dst) = ("10.0.0.1:50000".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let to = packet(all[1].lease.lane(), 7);
+        assert!(all[0].lease.relay_send(src, dst, &to).unwrap());
+        let came = poll(&mut [PollFd::new(&all[1].lease.relay_fd(), PollFlags::IN)], Some(&MINUTE));
+        assert_eq!(came, Ok(1), "the relay brings nothing");
+        let mut buffer = Vec::new();
+        let relayed = all[1].lease.relay_recv(&mut buffer).unwrap().and_then(Relayed::packet).unwrap();
+        assert_eq!(relayed.bytes, to);
+
+        let mut helper = scene.helper("hold");
+        helper.line();
+        all.push(Traffic::new(clients[round % 2].lease_lane().unwrap()));
+        helper.end();
+        all.iter_mut().for_each(|traffic| traffic.send(&from, port));
+        all.iter_mut().for_each(Traffic::check);
+    }
+    all.into_iter().for_each(Traffic::release);
+    // Spares that stand before the service's own socket stay, for it must not move, and are the first to be lent.
+    let status = wait_for(&clients[0], "everything is returned", |status| lanes(status) == 0 && status.lingering == 0);
+    let lease = clients[0].lease_lane().unwrap();
+    assert!(clients[0].status().unwrap().sockets <= status.sockets, "{status:?}");
+    lease.release().unwrap();
 }
+
+/// Ten times the keeper dies; each time the service has another one, under which it can crash as before.
+fn a_keeper_that_dies_is_replaced(scene: &Scene) {
+    let port = scene.options.port;
+    let client = scene.connect_or_start();
+    let mut all: Vec<Traffic> = (0..3).map(|_| Traffic::new(client.lease_lane().unwrap())).collect();
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for round in 0..10 {
+        let before = client.status().unwrap();
+        kill(before.keeper);
+        let after = wait_for(&client, "another keeper", |status| ![0, before.keeper].contains(&status.keeper));
+        assert_eq!((after.pid, after.restarts), (before.pid, before.restarts));
+        all.push(Traffic::new(client.lease_lane().unwrap()));
+        all.remove(0).release();
+        if round % 3 == 0 {
+            kill(after.pid);
+            let next = client.status().unwrap();
+            assert_eq!((next.keeper, next.restarts), (after.keeper, after.restarts + 1));
+            assert_eq!(lanes(&next), all.len());
+        }
+        all.iter_mut().for_each(|traffic| traffic.send(&from, port));
+        all.iter_mut().for_each(Traffic::check);
+    }
+    // It ends with the service.
+    let last = client.status().unwrap();
+    all.into_iter().for_each(Traffic::release);
+    drop(client);
+    eventually("both end", || fs::read_link(format!("/proc/{}/exe", last.keeper)).is_err());
+    assert!(fs::read_link(format!("/proc/{}/exe", last.pid)).is_err() || last.pid == 0, "its service is there");
+}
+
+/// Who has lanes of the dead service and is stopped keeps them; others are served after a while, and it is when it goes on.
+fn programs_that_sleep_hold_nobody_up(scene: &Scene) {
+    let port = scene.options.port;
+    let sleeper = scene.connect_or_start();
+    let mut asleep = Traffic::new(sleeper.lease_lane().unwrap());
+    let gone = sleeper.lease_lane().unwrap();
+    scene.kill_service(&sleeper.status().unwrap());
+    let second = scene.connect_or_start();
+    let mut fresh = Traffic::new(second.lease_lane().unwrap());
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    fresh.send(&from, port);
+    fresh.check();
+    // A socket of nobody that the service knows goes, and another one takes its place in the kernel's order.
+    drop(gone);
+    eventually("the order is right again", || {
+        from.send_to(&packet(fresh.lease.lane(), 0), ("127.0.0.1", port)).unwrap();
+        receive(&fresh.socket, &mut [0; 64]).is_ok()
+    });
+    sleeper.recover().unwrap();
+    wait_for(&sleeper, "it has its lane", |status| lanes(status) == 2);
+    while receive(&asleep.socket, &mut [0; 64]).is_ok() {}
+    asleep.send(&from, port);
+    asleep.check();
+    asleep.release();
+    fresh.release();
+    let status = wait_for(&second, "everything is returned", |status| lanes(status) == 0 && status.lingering == 0);
+    assert!(status.sockets <= 4, "{status:?}");
+}
+
+const MINUTE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// A base transport header for a QP number of the lane, and a tag.
 fn packet(lane: u16, tag: u32) -> [u8; 16] {
@@ -477,22 +581,38 @@ impl Traffic {
 
     /// Everything that was sent arrives, in order, and nothing else.
     fn check(&mut self) {
-        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
         let mut buffer = [0; 64];
         for tag in 0..self.sent {
-            let came = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit));
+            let came = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&MINUTE));
             assert_eq!(came, Ok(1), "packet {tag} of {} did not come", self.sent);
-            let got = rustix::net::recv(&self.socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT);
-            assert_eq!(got, Ok((16, 16)), "packet {tag} of {}", self.sent);
+            let got = match receive(&self.socket, &mut buffer) {
+                // It was a probe.
+                Err(rustix::io::Errno::AGAIN) => {
+                    poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&MINUTE)).unwrap();
+                    receive(&self.socket, &mut buffer)
+                }
+                got => got,
+            };
+            assert_eq!(got, Ok(16), "packet {tag} of {}", self.sent);
             assert_eq!(buffer[..16], packet(self.lease.lane(), tag));
         }
-        rustix::net::recv(&self.socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT).unwrap_err();
+        receive(&self.socket, &mut buffer).unwrap_err();
         self.sent = 0;
     }
 
     fn release(self) {
         drop(self.socket);
         self.lease.release().unwrap();
+    }
+}
+
+/// The next datagram that is no probe: a service that did not have the socket yet may have sent some while it looked for others.
+fn receive(socket: &OwnedFd, buffer: &mut [u8; 64]) -> rustix::io::Result<usize> {
+    loop {
+        let (len, _) = rustix::net::recv(socket, &mut buffer[..], rustix::net::RecvFlags::DONTWAIT)?;
+        if len != 8 {
+            return Ok(len);
+        }
     }
 }
 
@@ -551,6 +671,18 @@ fn a_crash_of_the_service_moves_no_packet(scene: &Scene) {
 
 /// The worker is killed: event channels end, connections are adopted by the next worker, and end in order.
 fn connections_outlive_a_crash_of_the_service(scene: &Scene) {
+    let restarts = connections_outlive(scene, |status| kill(status.pid));
+    assert_eq!(restarts, 1);
+}
+
+/// The same where another service must be started, which gets to know the programs' lanes from them.
+fn connections_outlive_the_death_of_service_and_keeper(scene: &Scene) {
+    let restarts = connections_outlive(scene, |status| scene.kill_service(status));
+    assert_eq!(restarts, 0);
+}
+
+/// Gives the number of times that the service at the end was restarted.
+fn connections_outlive(scene: &Scene, end: impl Fn(&Status)) -> u32 {
     use ferroce_service::cm::client::EventChannel;
     use ferroce_service::cm::protocol::{CmRequest, Ece, Param};
     use ferroce_service::cm::route;
@@ -582,7 +714,7 @@ fn connections_outlive_a_crash_of_the_service(scene: &Scene) {
     assert!(clients[1].cm_adopt(&channels[1], &kept[1]).is_err(), "it is there");
 
     let before = clients[0].status().unwrap();
-    kill(before.pid);
+    end(&before);
     for channel in &channels {
         assert_eq!(channel.next_event().unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
     }
@@ -594,7 +726,7 @@ fn connections_outlive_a_crash_of_the_service(scene: &Scene) {
     assert_eq!(expect(&channels[1], 10), passive);
     clients[1].cm(CmRequest::Disconnect { id: passive }).unwrap();
     assert_eq!(expect(&channels[0], 10), active);
-    assert_eq!(clients[0].status().unwrap().restarts, 1);
+    clients[0].status().unwrap().restarts
 }
 
 /// Tells others to stop when it is dropped.
@@ -723,6 +855,7 @@ fn other_users_are_refused_with_a_remedy(scene: &Scene) {
     // It is nobody's to ask for the service's process. Its keeper is our child.
     let mut helper = nobodys_helper("ask");
     let service = helper.line().parse().unwrap();
+    signal(service, rustix::process::Signal::STOP);
     nobodys.kill();
     kill(service);
     helper.end();

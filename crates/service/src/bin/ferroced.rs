@@ -1,7 +1,7 @@
 //! `ferroced`: the service of a network namespace. Programs start it by themselves; see `ferroced --help`.
 
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -23,6 +23,9 @@ Programs start it by themselves; it ends when nobody has used it for a while.
 /// What the keeper calls its child with.
 const WORKER: &str = "--worker";
 
+/// What a service that has lost its keeper calls the next one with.
+const KEEPER: &str = "--keeper";
+
 /// This program, also when its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     raise_descriptor_limit();
     let outcome = match parsed.role {
         Role::Worker => work(parsed.options),
+        Role::NextKeeper => take_over(&parsed.options),
         Role::Keeper { ready } => match keep(&parsed.options, ready) {
             Err(error) if error.errno() == libc::EADDRINUSE && ready => {
                 let _ = std::io::stdout().write_all(TAKEN.as_bytes());
@@ -54,12 +58,7 @@ fn main() -> ExitCode {
 }
 
 fn keep(options: &ServerOptions, ready: bool) -> Result<(), ServiceError> {
-    let worker = || {
-        let mut command = Command::new(THIS_PROGRAM);
-        command.args([WORKER, "--name", &options.name, "--port", &options.port.to_string()]);
-        command
-    };
-    keeper::run(&options.name, &worker, || {
+    keeper::run(&options.name, &|| this_program(WORKER, options), || {
         if ready {
             let _ = std::io::stdout().write_all(READY.as_bytes()).and_then(|()| std::io::stdout().flush());
             // Whoever waits for the end of our output need not wait for ours.
@@ -70,14 +69,36 @@ fn keep(options: &ServerOptions, ready: bool) -> Result<(), ServiceError> {
     })
 }
 
+/// This program in another role, with the same name and port.
+fn this_program(role: &str, options: &ServerOptions) -> Command {
+    let mut command = Command::new(THIS_PROGRAM);
+    command.args([role, "--name", &options.name, "--port", &options.port.to_string()]);
+    command
+}
+
 /// Serves; the keeper is at standard input.
 fn work(options: ServerOptions) -> Result<(), ServiceError> {
-    let keeper = std::io::stdin().as_fd().try_clone_to_owned();
-    let keeper = keeper.map_err(|error| ServiceError::new(libc::EBADF, format!("no keeper: {error}")))?;
+    let keeper = standard_input()?;
+    let next_keeper = {
+        let options = options.clone();
+        move || this_program(KEEPER, &options)
+    };
+    Service::resume(options, keeper, Box::new(next_keeper))?.run()
+}
+
+/// Keeps; the service is at standard input.
+fn take_over(options: &ServerOptions) -> Result<(), ServiceError> {
+    keeper::take_over(&standard_input()?, &|| this_program(WORKER, options))
+}
+
+/// The socket at standard input, whose place /dev/null takes.
+fn standard_input() -> Result<OwnedFd, ServiceError> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(|error| ServiceError::new(libc::EBADF, format!("no standard input: {error}")))?;
     if let Ok(null) = std::fs::File::open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(null);
     }
-    Service::resume(options, keeper)?.run()
+    Ok(socket)
 }
 
 /// Standard error of a service that a program started is /dev/null; that program reads standard output.
@@ -94,6 +115,7 @@ struct Parsed {
 
 enum Role {
     Keeper { ready: bool },
+    NextKeeper,
     Worker,
 }
 
@@ -113,6 +135,7 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
             "--port" => options.port = value()?.parse().map_err(|_| "--port needs a number up to 65535")?,
             "--ready" => role = Role::Keeper { ready: true },
             WORKER => role = Role::Worker,
+            KEEPER => role = Role::NextKeeper,
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; see --help")),
         }

@@ -69,10 +69,9 @@ impl Service {
     ) -> Result<Reply, ServiceError> {
         let socket = self.lane_of_client(client, lane)?;
         let membership = (group.to_canonical(), ifindex);
-        if self.lends.get_mut(&socket).expect("a lane's socket is lent").groups.remove(&membership) {
-            self.leave_all(socket, Memberships::from([membership]));
-            self.dirty = true;
-        }
+        self.dirty |= self.lends.get_mut(&socket).expect("a lane's socket is lent").groups.remove(&membership);
+        // Also one that is not known here: the program may have brought its socket along from an earlier service.
+        self.leave_all(socket, Memberships::from([membership]));
         Ok(Reply::Left)
     }
 

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
 use super::groups::Memberships;
+use super::kept::{Kept, NextKeeper};
 use super::{Client, Lend, ServerOptions, Service, SocketId, Source};
 use crate::group::Group;
 use crate::protocol::{self, Counters, Reply};
@@ -50,11 +52,14 @@ struct SavedClient {
 
 impl Service {
     /// Makes a service of what the keeper at the other end of `keeper` has: the first one, or one that takes over.
-    pub fn resume(options: ServerOptions, keeper: OwnedFd) -> Result<Service, ServiceError> {
+    /// `next_keeper` starts another keeper when this one is gone.
+    pub fn resume(options: ServerOptions, keeper: OwnedFd, next_keeper: NextKeeper) -> Result<Service, ServiceError> {
         let failed = |errno| ServiceError::system("cannot take over from the keeper", errno);
         let (store, mut held) = Store::open(keeper).map_err(failed)?;
         let listener = held.remove(&Key::Listener).ok_or_else(|| failed(rustix::io::Errno::PROTO))?;
         let mut service = Service::new(options, listener, store)?;
+        service.kept = Some(Kept::by_parent(next_keeper));
+        service.watch_keeper()?;
         let saved: Option<Saved> = service.store.load_service();
         let Some(saved) = saved else {
             service.dirty = true;
@@ -104,6 +109,7 @@ impl Service {
         self.group = Group::resume(self.options.port, std::sync::Arc::clone(&self.store), &mut held)?;
         if let Some(group) = &self.group {
             self.watch_strays(group)?;
+            self.opened = Some(Instant::now());
         }
         let mut clients = BTreeMap::new();
         for client in saved.clients {

@@ -3,9 +3,9 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
-use super::{World, check_ok, pairs};
+use super::{World, check_ok, pairs, seen};
 use crate::failure::Failure;
 use crate::launch::Identity;
 use crate::place::Host;
@@ -155,4 +155,52 @@ pub(super) fn kill_service(world: &World<'_>) -> Result<(), Failure> {
     client.poll()?;
     super::all_ok(&wait_all(vec![server, client], MINUTE)?)?;
     pairs::works(world)
+}
+
+/// The worker, the keeper, or both at once die under traffic that goes through sockets, ten times: it goes on, others begin and
+/// end meanwhile, and what the service then says is true.
+pub(super) fn kill_service_ten_times(world: &World<'_>) -> Result<(), Failure> {
+    // Longer than the ten rounds take: it is ended.
+    let end = (Identity::Ordinary, &["-D", "600"][..]);
+    let (mut server, mut client) = world.start_pair_as(&[("FERROCE_SAME_HOST", "udp")], "traffic", end, end)?;
+    sleep(2 * A_WHILE);
+    for round in 0..10 {
+        let services = seen::services(world)?;
+        let (worker, keeper) = (services[0], services[1]);
+        // A service that lives starts another keeper at once.
+        let victims: &[(Pid, Signal)] = match round % 3 {
+            0 => &[(worker, Signal::STOP), (keeper, Signal::KILL), (worker, Signal::KILL)],
+            1 => &[(worker, Signal::KILL)],
+            _ => &[(keeper, Signal::KILL)],
+        };
+        if !victims.iter().all(|(pid, signal)| kill_process(*pid, *signal).is_ok()) {
+            return Err(Failure::new(format!("round {round}: the service could not be ended")));
+        }
+        pairs::works(world)?;
+        check_lanes(world, [&server, &client]).map_err(|failure| {
+            Failure::new(format!("round {round}: not what programs have")).with(failure.to_string())
+        })?;
+        for end in [&mut server, &mut client] {
+            if end.poll()?.is_some() {
+                return Err(Failure::new(format!("round {round}: the traffic has ended")));
+            }
+        }
+    }
+    server.kill_program();
+    client.kill_program();
+    Ok(())
+}
+
+/// The service has one lane for each of these programs, and `ferroce res` shows what they have.
+fn check_lanes(world: &World<'_>, ends: [&Running; 2]) -> Result<(), Failure> {
+    let status = seen::json(world, &world.wire.server, &["status", "--json"])?;
+    let found = seen::json(world, &world.wire.server, &["res", "--json"])?;
+    for end in ends {
+        let (clients, pairs) = (seen::rows(&status, "clients", end)?, seen::rows(&found, "qps", end)?);
+        let lanes = clients.iter().filter_map(|row| row["lanes"].as_array()).map(Vec::len).sum::<usize>();
+        if lanes != 1 || pairs.is_empty() {
+            return Err(Failure::new(format!("{lanes} lanes, {} queue pairs: {status}", pairs.len())));
+        }
+    }
+    Ok(())
 }

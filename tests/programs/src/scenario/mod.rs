@@ -85,6 +85,7 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("kill-ib_write_bw-server", HOST_AND_VETH, death::kill_perftest_server),
     scenario("kill-ib_write_bw-client", HOST_AND_VETH, death::kill_perftest_client),
     scenario("kill-service", HOST, death::kill_service),
+    scenario("kill-service-ten-times", HOST, death::kill_service_ten_times),
     scenario("resources-are-seen", HOST_AND_VETH, seen::resources),
     scenario("stopped-service", HOST, seen::stopped_service),
     scenario("sysfs-paths", HOST_AND_VETH, sysfs::paths),

@@ -99,7 +99,7 @@ pub(super) fn stopped_service(world: &World<'_>) -> Result<(), Failure> {
 }
 
 /// The service and its keeper, once there is one.
-fn services(world: &World<'_>) -> Result<Vec<Pid>, Failure> {
+pub(super) fn services(world: &World<'_>) -> Result<Vec<Pid>, Failure> {
     for _ in 0..600 {
         let status = json(world, &world.wire.server, &["status", "--json"])?;
         let pid = |name: &str| status[name].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
@@ -129,14 +129,14 @@ fn wait_stopped(pid: Pid) -> Result<(), Failure> {
 }
 
 /// What a command of Ferroce prints on a host.
-fn json(world: &World<'_>, host: &Host, args: &[&str]) -> Result<Value, Failure> {
+pub(super) fn json(world: &World<'_>, host: &Host, args: &[&str]) -> Result<Value, Failure> {
     let finished = world.ferroce(host, args)?;
     serde_json::from_str(&finished.stdout)
         .map_err(|error| Failure::new(format!("ferroce {args:?}: {error}")).with(finished.report()))
 }
 
 /// Rows of a kind that belong to a program.
-fn rows(found: &Value, kind: &str, program: &Running) -> Result<Vec<Value>, Failure> {
+pub(super) fn rows(found: &Value, kind: &str, program: &Running) -> Result<Vec<Value>, Failure> {
     let pid = program.program_pid().as_raw_nonzero().get();
     let rows = found[kind].as_array().ok_or_else(|| Failure::new(format!("no list of {kind}: {found}")))?;
     Ok(rows.iter().filter(|row| row["pid"] == pid).cloned().collect())

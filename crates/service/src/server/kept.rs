@@ -1,0 +1,109 @@
+//! The service's side of its keeper: one that dies is replaced.
+
+use std::os::fd::AsFd;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::process::getppid;
+
+use super::{Service, Source};
+use crate::store::Key;
+use crate::{ServiceError, keeper};
+
+/// A keeper that lived shorter than this is not replaced at once, and failed attempts are not repeated sooner.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Makes the command that runs [`keeper::take_over`] with its standard input.
+pub type NextKeeper = Box<dyn Fn() -> Command + Send>;
+
+/// A service's keeper.
+pub(super) struct Kept {
+    /// 0: there is none at present.
+    pub(super) pid: u32,
+    /// The keeper, where this service started it.
+    child: Option<Child>,
+    since: Instant,
+    /// When the next one is started.
+    pub(super) again: Option<Instant>,
+    next: NextKeeper,
+}
+
+impl Kept {
+    /// By the process that started this one.
+    pub(super) fn by_parent(next: NextKeeper) -> Kept {
+        let pid = getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        Kept { pid, child: None, since: Instant::now(), again: None, next }
+    }
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept").field("pid", &self.pid).field("again", &self.again).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Wants to know of the keeper's end.
+    pub(super) fn watch_keeper(&self) -> Result<(), ServiceError> {
+        let watch = |keeper: std::os::fd::BorrowedFd<'_>| {
+            // Its answers are waited for where they are asked for.
+            epoll::add(&self.epoll, keeper, Source::Keeper.token(), epoll::EventFlags::empty())
+        };
+        let watched = self.store.with_keeper(watch).unwrap_or(Ok(()));
+        watched.map_err(|errno| ServiceError::system("cannot watch the keeper", errno))
+    }
+
+    /// The keeper is gone: what it kept would end with this service.
+    pub(super) fn lose_keeper(&mut self) {
+        self.store.forget_keeper();
+        let Some(kept) = self.kept.as_mut() else { return };
+        log::error!("the keeper (pid {}) is gone; starting another one", kept.pid);
+        kept.pid = 0;
+        if let Some(mut child) = kept.child.take() {
+            // Its end of the socket is closed: it has ended, or is of no use any more.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if kept.since.elapsed() < PAUSE {
+            kept.again = Some(Instant::now() + PAUSE);
+        } else {
+            self.replace_keeper();
+        }
+    }
+
+    pub(super) fn replace_keeper(&mut self) {
+        let Some(kept) = self.kept.as_mut() else { return };
+        let started = keeper::start((kept.next)());
+        kept.since = Instant::now();
+        kept.again = Some(kept.since + PAUSE);
+        match started {
+            Ok((child, socket)) => {
+                (kept.pid, kept.child) = (child.id(), Some(child));
+                if let Err(errno) = self.store.change_keeper(socket, self.everything()) {
+                    log::error!("the new keeper does not keep: {errno}");
+                    return self.lose_keeper();
+                }
+                match self.watch_keeper() {
+                    Ok(()) => self.kept.as_mut().expect("it was just there").again = None,
+                    Err(error) => log::error!("{error}"),
+                }
+            }
+            Err(error) => log::error!("no keeper: {error}"),
+        }
+    }
+
+    /// Every descriptor that must outlive this service.
+    fn everything(&self) -> impl Iterator<Item = (Key, std::os::fd::BorrowedFd<'_>)> {
+        let connections = self.clients.iter().map(|(id, client)| (Key::Client(*id), client.connection.as_fd()));
+        let pidfds =
+            self.clients.iter().filter_map(|(id, client)| Some((Key::Pidfd(*id), client.pidfd.as_ref()?.as_fd())));
+        let relays = self.lends.iter().map(|(socket, lend)| (Key::Relay(*socket), lend.relay.as_fd()));
+        let sockets = self.group.iter().flat_map(|group| group.sockets());
+        std::iter::once((Key::Listener, self.listener.as_fd()))
+            .chain(connections)
+            .chain(pidfds)
+            .chain(relays)
+            .chain(sockets)
+    }
+}

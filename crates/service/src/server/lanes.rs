@@ -1,0 +1,247 @@
+//! Who has which lane.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+
+use super::groups::Memberships;
+use super::{LANES_PER_CLIENT_MAX, Lend, Service, SocketId, Source};
+use crate::protocol::Reply;
+use crate::store::Key;
+use crate::sys::Peer;
+use crate::{LANE_MAX, ServiceError, seqpacket};
+
+/// After the death of an earlier service, programs that it had leased lanes to get so long to bring them along before others
+/// get new ones: nobody else knows which lanes they have.
+const STRANGERS_FIRST: Duration = Duration::from_secs(1);
+
+impl Service {
+    pub(super) fn lease(&mut self, id: u64, request: u64) {
+        let group = match self.open_group() {
+            Ok(group) => group,
+            Err(error) => return self.reply_error(id, request, error.errno(), error.to_string()),
+        };
+        if group.has_strangers() && self.opened.is_some_and(|opened| opened.elapsed() < STRANGERS_FIRST) {
+            self.waiting.push((id, request));
+            return;
+        }
+        match self.new_lane(id) {
+            Ok((lane, socket, copy, relay)) => {
+                let (seed, lease) = (rand::random(), self.lease_of(lane));
+                self.reply(id, request, Reply::Lane { lane, seed, lease }, &[copy.as_fd(), relay.as_fd()]);
+                log::debug!("client {id} has lane {lane} with socket {socket}");
+            }
+            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+        }
+    }
+
+    /// When those who wait for a lane get one at the latest.
+    pub(super) fn waiting_until(&self) -> Option<Instant> {
+        self.opened.filter(|_| !self.waiting.is_empty()).map(|opened| opened + STRANGERS_FIRST)
+    }
+
+    /// Serves those who wait for a lane, if they need not wait any more.
+    pub(super) fn serve_waiting(&mut self) {
+        let all_known = self.group.as_ref().is_some_and(|group| !group.has_strangers());
+        if all_known || self.waiting_until().is_some_and(|until| until <= Instant::now()) {
+            for (id, request) in std::mem::take(&mut self.waiting) {
+                if self.clients.contains_key(&id) {
+                    self.lease(id, request);
+                }
+            }
+        }
+    }
+
+    /// A program offers the socket of a lane that an earlier service leased to it.
+    pub(super) fn reclaim(&mut self, id: u64, request: u64, lane: u16, lease: u64, descriptors: Vec<OwnedFd>) {
+        match self.take_back(id, lane, lease, descriptors) {
+            Ok(relay) => {
+                log::info!("client {id} has brought its lane {lane} along from an earlier service");
+                self.reply(id, request, Reply::Reclaimed { lane }, &[relay.as_fd()]);
+            }
+            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+        }
+    }
+
+    /// Gives the program's end of the lane's new relay.
+    fn take_back(
+        &mut self,
+        id: u64,
+        lane: u16,
+        lease: u64,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<OwnedFd, ServiceError> {
+        self.may_have_lane(id)?;
+        if !(1..=LANE_MAX).contains(&lane) || lease == 0 {
+            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} under lease {lease:#x} cannot be")));
+        }
+        if let Some(socket) = self.clients[&id].lanes.get(&lane).copied()
+            && self.lends[&socket].lease == lease
+        {
+            return self.renew_relay(socket);
+        }
+        if self.lanes.contains_key(&lane) || self.lends.values().any(|lend| lend.lease == lease) {
+            return Err(ServiceError::new(
+                libc::EBUSY,
+                format!("lane {lane} or its lease is another program's by now"),
+            ));
+        }
+        let Some(socket) = descriptors.into_iter().next() else {
+            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} comes without its socket")));
+        };
+        let (ours, theirs) = relay_pair()?;
+        let socket = self.open_group()?.adopt(lane, socket)?;
+        self.brought_along = true;
+        self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
+        Ok(theirs)
+    }
+
+    /// The program asks again, because the service crashed before it could answer.
+    fn renew_relay(&mut self, socket: SocketId) -> Result<OwnedFd, ServiceError> {
+        let (ours, theirs) = relay_pair()?;
+        epoll::add(&self.epoll, &ours, Source::Relay(socket).token(), epoll::EventFlags::IN)
+            .and_then(|()| self.store.put(Key::Relay(socket), &ours))
+            .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
+        let lend = self.lends.get_mut(&socket).expect("the lane is leased");
+        let before = std::mem::replace(&mut lend.relay, ours);
+        self.unwatch(&before);
+        Ok(theirs)
+    }
+
+    /// Lane, its socket, and what the client gets: a copy of the socket, and the relay's other end.
+    fn new_lane(&mut self, id: u64) -> Result<(u16, SocketId, OwnedFd, OwnedFd), ServiceError> {
+        self.may_have_lane(id)?;
+        let lane = self.free_lane_number()?;
+        let (ours, theirs) = relay_pair()?;
+        let (socket, copy) = self.open_group()?.lease(lane)?;
+        let lease = rand::random_range(1..=u64::MAX);
+        self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
+        Ok((lane, socket, copy, theirs))
+    }
+
+    fn may_have_lane(&self, id: u64) -> Result<(), ServiceError> {
+        let client = &self.clients[&id];
+        self.may_hold_sockets(client.peer)?;
+        if client.lanes.len() >= LANES_PER_CLIENT_MAX {
+            let what = format!("the program has {LANES_PER_CLIENT_MAX} lanes already, which is the most for one");
+            return Err(ServiceError::new(libc::ENOSPC, what));
+        }
+        Ok(())
+    }
+
+    /// Notes that a client has a lane, whose socket is steered to already.
+    fn enlist(&mut self, id: u64, lane: u16, socket: SocketId, lend: Lend) -> Result<(), ServiceError> {
+        let watch = epoll::add(&self.epoll, &lend.relay, Source::Relay(socket).token(), epoll::EventFlags::IN)
+            .and_then(|()| self.store.put(Key::Relay(socket), &lend.relay));
+        if let Err(errno) = watch {
+            let group = self.group.as_mut().expect("the socket is in it");
+            group.unmap(socket);
+            group.let_go(socket);
+            return Err(ServiceError::system("no lane: cannot watch its relay", errno));
+        }
+        self.dirty = true;
+        self.lends.insert(socket, lend);
+        self.lanes.insert(lane, socket);
+        self.clients.get_mut(&id).expect("the client asks").lanes.insert(lane, socket);
+        Ok(())
+    }
+
+    /// Names the lease of a lane; 0: there is none.
+    pub(super) fn lease_of(&self, lane: u16) -> u64 {
+        self.lanes.get(&lane).map_or(0, |socket| self.lends[socket].lease)
+    }
+
+    /// A socket of the group is power over all of it, so that only the service's own user gets one.
+    fn may_hold_sockets(&self, peer: Peer) -> Result<(), ServiceError> {
+        if peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped()) {
+            return Ok(());
+        }
+        let hidden = |uid| if uid == OVERFLOW_UID { " (a user that is unknown here)" } else { "" };
+        Err(ServiceError::new(
+            libc::EACCES,
+            format!(
+                "the service of this network namespace (pid {}) belongs to uid {}{}, this program to uid {}{}: for now \
+                 it serves its own user only. Run the program as that user, end that user's programs (the service \
+                 then ends by itself), or use a network namespace of your own (`unshare -rn`)",
+                std::process::id(),
+                self.uid,
+                hidden(self.uid),
+                peer.uid,
+                hidden(peer.uid),
+            ),
+        ))
+    }
+
+    /// Round robin, so that a number is not used again soon.
+    fn free_lane_number(&mut self) -> Result<u16, ServiceError> {
+        for _ in 0..LANE_MAX {
+            let lane = self.next_lane;
+            self.next_lane = if lane == LANE_MAX { 1 } else { lane + 1 };
+            if !self.lanes.contains_key(&lane) {
+                return Ok(lane);
+            }
+        }
+        Err(ServiceError::new(libc::ENOSPC, format!("no lane: all {LANE_MAX} lanes of this host are leased")))
+    }
+
+    pub(super) fn release(&mut self, id: u64, lane: u16) -> Result<Reply, ServiceError> {
+        let client = self.clients.get_mut(&id).expect("the client asks");
+        if client.lanes.remove(&lane).is_none() {
+            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} is not leased to this program")));
+        }
+        self.free_lane(lane);
+        self.dirty = true;
+        Ok(Reply::Released { lane })
+    }
+
+    /// Steers nothing to the lane any more. Its socket stays until the relay's other end is closed everywhere.
+    pub(super) fn free_lane(&mut self, lane: u16) {
+        let socket = self.lanes.remove(&lane).expect("the lane is leased");
+        let lend = self.lends.get_mut(&socket).expect("its socket is lent");
+        lend.lane = None;
+        let groups = std::mem::take(&mut lend.groups);
+        self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
+        // Its former holder may keep the socket; the host shall not stay in its groups for that.
+        self.leave_all(socket, groups);
+        let lend = self.lends.get_mut(&socket).expect("its socket is lent");
+        // Only the hang-up counts now.
+        let token = Source::Relay(socket).token();
+        if let Err(errno) = epoll::modify(&self.epoll, &lend.relay, token, epoll::EventFlags::empty()) {
+            log::error!("cannot change how a relay is watched: {errno}");
+        }
+    }
+
+    /// All copies of the lane's relay end are closed: nobody has its socket.
+    pub(super) fn let_go(&mut self, socket: SocketId) {
+        let Some(lend) = self.lends.get(&socket) else {
+            return;
+        };
+        if let Some(lane) = lend.lane {
+            for client in self.clients.values_mut() {
+                client.lanes.remove(&lane);
+            }
+            self.free_lane(lane);
+        }
+        if let Some(lend) = self.lends.remove(&socket) {
+            self.unwatch(&lend.relay);
+        }
+        self.store.remove(Key::Relay(socket));
+        self.dirty = true;
+        self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
+    }
+}
+
+/// The two ends of a lane's relay.
+fn relay_pair() -> Result<(OwnedFd, OwnedFd), ServiceError> {
+    seqpacket::pair().map_err(|errno| ServiceError::system("no lane: cannot make its relay", errno))
+}
+
+/// What every user without a number in this user namespace looks like.
+const OVERFLOW_UID: u32 = 65_534;
+
+/// Whether the overflow uid can only be the real user of that number.
+fn all_users_are_mapped() -> bool {
+    std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
+}
