@@ -77,7 +77,6 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("fork-over-rsockets", HOST_AND_VETH, rsocket::fork),
     scenario("mckey", &["host-v4", "loop-v4", "veth1500-v4", "veth9000-v6"], datagram::mckey),
     scenario("udpong", USUAL, datagram::udpong),
-    scenario("udpong-all-sizes", HOST, datagram::udpong_all),
     scenario("pipe-ends", HOST, death::pipe_ends),
     scenario("kill-server", HOST_AND_VETH, death::kill_server),
     scenario("kill-client", HOST_AND_VETH, death::kill_client),
