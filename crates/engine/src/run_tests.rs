@@ -201,3 +201,34 @@ fn a_poster_runs_no_timers() {
     bench.turn(100 * MS, Turn::PROGRESS);
     assert_eq!(bench.counted("probe_sent"), 1, "who reads runs them");
 }
+
+/// Strangers may send anything to a group: only datagrams for the multicast queue pair number reach its members, those of the interface.
+#[test]
+fn of_what_comes_by_a_group_only_datagrams_for_it_reach_members() {
+    let mut bench = Bench::new();
+    let (group, ifindex) = (IpAddr::from([239, 1, 2, 3]), 5);
+    let net = NetHeader { src: address(2), dst: group, src_port: 1, tclass: 0, hop_limit: 1, udp_len: 0, ifindex };
+    let came = |bench: &mut Bench, opcode, dest, net: &NetHeader| {
+        let headers = Headers::new(Bth::new(opcode, dest, Psn::new(100)));
+        let packet = Packet { headers: &headers, payload: &[], net };
+        bench.state.machines.receive(&bench.shared, 0, &packet, false);
+        let strays = bench.state.machines.strays;
+        let received = bench.state.entries(0).next().expect("the queue pair").counters.snapshot();
+        let received = received.iter().find(|(name, _)| *name == "rcvd_pkts").expect("a counter").1;
+        (received, strays.bad_multicast, strays.no_member, strays.foreign_lane + strays.no_queue_pair)
+    };
+    use Opcode as O;
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, MULTICAST_QPN, &net), (0, 0, 1, 0), "nobody is attached");
+    bench.state.attach(&bench.qp, Group { addr: group, ifindex }).expect("there is room");
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, MULTICAST_QPN, &net), (1, 0, 1, 0));
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, QPN, &net), (1, 1, 1, 0), "for a queue pair, but by the group");
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, 0x77_0001, &net), (1, 2, 1, 0), "another lane's: not relayed");
+    assert_eq!(came(&mut bench, O::RC_SEND_ONLY, MULTICAST_QPN, &net), (1, 3, 1, 0));
+    assert_eq!(came(&mut bench, O::FERROCE_FLOW, MULTICAST_QPN, &net), (1, 4, 1, 0));
+    let elsewhere = NetHeader { ifindex: 6, ..net };
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, MULTICAST_QPN, &elsewhere), (1, 4, 2, 0));
+    let unicast = NetHeader { dst: address(1), ..net };
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, MULTICAST_QPN, &unicast), (1, 4, 2, 1), "that lane is not ours");
+    bench.state.detach(&bench.qp, Group { addr: group, ifindex }).expect("it is alive");
+    assert_eq!(came(&mut bench, O::UD_SEND_ONLY, MULTICAST_QPN, &net), (1, 4, 3, 1));
+}
