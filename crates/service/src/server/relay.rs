@@ -55,6 +55,9 @@ impl Service {
         match dst {
             Some(_) if packet.len() < BTH_LEN + ICRC_LEN => self.counters.drop_short += 1,
             Some(dst) => match checked(packet, src, dst) {
+                Some(packet) if dst.to_canonical().is_multicast() => {
+                    self.hand_to_members(&RelayHeader { src, dst }, packet);
+                }
                 Some(packet) if Inbound::is_for_us(packet) => self.management_packet(src, dst, packet),
                 Some(packet) => self.forward(None, &RelayHeader { src, dst }, packet),
                 None => self.counters.drop_icrc += 1,
@@ -109,6 +112,21 @@ impl Service {
             return;
         }
         self.hand_over(socket, &[&header.encode(), packet], &[]);
+    }
+
+    /// A packet to a group of which the kernel knew one member only: Linux (6.18; seen over IPv4, not from the loopback interface) then
+    /// takes that socket early, and has the steering program choose another one in its place.
+    fn hand_to_members(&mut self, header: &RelayHeader, packet: &[u8]) {
+        let group = header.dst.to_canonical();
+        let is_member = |groups: &super::groups::Memberships| groups.iter().any(|(joined, _)| *joined == group);
+        let members: Vec<SocketId> =
+            self.lends.iter().filter(|(_, lend)| is_member(&lend.groups)).map(|(socket, _)| *socket).collect();
+        if members.is_empty() {
+            self.counters.drop_no_lane += 1;
+        }
+        for socket in members {
+            self.hand_over(socket, &[&header.encode(), packet], &[]);
+        }
     }
 
     /// Tells a lane what another one, `sender`, has to say about a ring. The descriptors are only passed on.
