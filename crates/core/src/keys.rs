@@ -273,6 +273,15 @@ impl KeyTable {
         entry.span(pd, va, len, need)
     }
 
+    /// Does a key grant the rights to peers of queue pair `qpn`, whatever the range?
+    ///
+    /// # Errors
+    /// As for [`KeyTable::resolve_remote`], but for the range.
+    pub fn check_remote(&self, pd: u32, qpn: u32, key: u32, need: Access) -> Result<(), MemoryError> {
+        let entry = self.entry(key).filter(|entry| entry.qpn == 0 || entry.qpn == qpn).ok_or(MemoryError::BadKey)?;
+        entry.span(pd, entry.iova, 0, need).map(drop)
+    }
+
     /// What a key stands for now.
     #[inline]
     pub fn entry(&self, key: u32) -> Option<Entry> {
@@ -393,8 +402,11 @@ fn fresh_key(random: &mut StdRng, index: u32, last: u32) -> u32 {
 
 fn check_access(access: Access) -> Result<Access, CoreError> {
     let access = Access::from_bits_retain(access.bits() & !limits::OPTIONAL_ACCESS);
-    if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
-        return Err(CoreError::new(libc::EOPNOTSUPP, "access flags ask for RDMA FLUSH, which this card does not have"));
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(CoreError::new(
+            libc::EOPNOTSUPP,
+            "access flags ask for RDMA FLUSH to persistence, which this card cannot promise",
+        ));
     }
     let unknown = access.difference(limits::MR_ACCESS);
     if !unknown.is_empty() {

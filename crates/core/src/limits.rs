@@ -95,6 +95,9 @@ bitflags::bitflags! {
     }
 }
 
+/// Capabilities beyond the 32 bits of [`DeviceCap`] (`device_cap_flags_ex`): FLUSH to global visibility, ATOMIC WRITE.
+pub const DEVICE_CAP_EX: u64 = 1 << 38 | 1 << 40;
+
 /// `struct ibv_device_attr` as far as it is not about one device in particular (name, GUID and firmware are the device's own).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -200,7 +203,8 @@ pub const MR_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::MW_BIND)
     .union(Access::ZERO_BASED)
     .union(Access::ON_DEMAND)
-    .union(Access::HUGETLB);
+    .union(Access::HUGETLB)
+    .union(Access::FLUSH_GLOBAL);
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: hints that a card may ignore.
 pub const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;

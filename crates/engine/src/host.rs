@@ -81,6 +81,10 @@ impl Memory for QpHost<'_> {
         self.keys.resolve_remote(pd, self.qp.qpn, rkey, va, len, access)
     }
 
+    fn check_key(&mut self, pd: u32, rkey: u32, access: Access) -> Result<(), MemoryError> {
+        self.keys.check_remote(pd, self.qp.qpn, rkey, access)
+    }
+
     fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
         mem::load(span.addr, into).map_err(|mem::Fault| MemoryError::Fault)
     }

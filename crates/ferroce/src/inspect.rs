@@ -240,6 +240,7 @@ fn access_names(access: Access) -> String {
         (Access::REMOTE_ATOMIC, "remote_atomic"),
         (Access::ZERO_BASED, "zero_based"),
         (Access::ON_DEMAND, "on_demand"),
+        (Access::FLUSH_GLOBAL, "flush_global"),
     ];
     let names: Vec<&str> = NAMES.iter().filter(|(right, _)| access.contains(*right)).map(|(_, name)| *name).collect();
     names.join(",")

@@ -33,8 +33,8 @@ pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, l
 pub use ferroce_engine::{Attendance, Counters, QueueCaps};
 pub use ferroce_service::{ServiceError, client::Client, cm};
 pub use ferroce_transport::{
-    Access, Completion, MwBind, PathAddr, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr, SendData, SendFlags,
-    SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
+    Access, Completion, FlushRange, MwBind, PathAddr, Placement, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr,
+    SendData, SendFlags, SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
 };
 pub use ferroce_wire::Psn;
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, prepare};

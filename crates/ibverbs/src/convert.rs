@@ -33,8 +33,8 @@ mod odp {
     pub(super) const DATAGRAM: u32 = 1 << 0 | 1 << 1 | 1 << 5;
     /// WRITE besides.
     pub(super) const UNRELIABLE: u32 = DATAGRAM | 1 << 2;
-    /// READ and ATOMIC besides.
-    pub(super) const RELIABLE: u32 = UNRELIABLE | 1 << 3 | 1 << 4;
+    /// READ, ATOMIC, FLUSH and ATOMIC WRITE besides.
+    pub(super) const RELIABLE: u32 = UNRELIABLE | 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7;
 }
 
 /// `struct ibv_port_attr` of the newest form.
@@ -127,7 +127,7 @@ pub(crate) fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
         // All bits of a clock that counts nanoseconds; its frequency in kHz.
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: 1_000_000,
-        device_cap_flags_ex: limits.device_cap.bits().into(),
+        device_cap_flags_ex: u64::from(limits.device_cap.bits()) | limits::DEVICE_CAP_EX,
         tso_caps: ibv_tso_caps { max_tso: 0, supported_qpts: 0 },
         rss_caps: ibv_rss_caps {
             supported_qpts: 0,

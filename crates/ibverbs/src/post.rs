@@ -92,7 +92,9 @@ fn operation(wr: &ibv_send_wr) -> Verb<SendOp> {
             SendOp::FetchAdd { raddr: atomic.remote_addr, rkey: atomic.rkey, add: atomic.compare_add }
         }
         op::LOCAL_INV => SendOp::LocalInv { rkey: wr.imm_data },
-        op::TSO | op::DRIVER1 | op::FLUSH | op::ATOMIC_WRITE => {
+        op::ATOMIC_WRITE => SendOp::AtomicWrite { raddr: rdma.remote_addr, rkey: rdma.rkey },
+        // The structure has no operands for a FLUSH: it is for `ibv_wr_flush`.
+        op::TSO | op::DRIVER1 | op::FLUSH => {
             return Err(Refusal::unsupported(format!("opcode {} is not implemented", wr.opcode)));
         }
         other => return Err(Refusal::invalid(format!("opcode {other} is unknown"))),

@@ -183,7 +183,9 @@ fn check_ops(qp_type: QpType, ops: u64) -> Verb<()> {
         | send_ops::RDMA_READ
         | send_ops::ATOMIC_CMP_AND_SWP
         | send_ops::ATOMIC_FETCH_AND_ADD
-        | send_ops::SEND_WITH_INV;
+        | send_ops::SEND_WITH_INV
+        | send_ops::FLUSH
+        | send_ops::ATOMIC_WRITE;
     let offered = match qp_type {
         QpType::Ud => DATAGRAM,
         QpType::Uc => UNRELIABLE,

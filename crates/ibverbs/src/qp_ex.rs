@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 
-use ferroce::{QpType, SendData, SendFlags, SendOp, SendWr, UdDest, WindowKind};
+use ferroce::{FlushRange, Placement, QpType, SendData, SendFlags, SendOp, SendWr, UdDest, WindowKind};
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
@@ -182,6 +182,23 @@ unsafe fn slice<'a, T>(list: *const T, count: usize) -> Verb<&'a [T]> {
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
+/// A FLUSH: `kind` is of `enum ibv_placement_type`, `level` of `enum ibv_selectivity_level`.
+fn flush(rkey: u32, raddr: u64, length: usize, kind: u8, level: u8) -> Verb<SendOp> {
+    let placement = Placement::from_bits(kind)
+        .filter(|placement| !placement.is_empty())
+        .ok_or_else(|| Refusal::invalid(format!("type {kind:#x} is no enum ibv_placement_type")))?;
+    let range = match level {
+        0 => {
+            let len = u32::try_from(length)
+                .map_err(|_| Refusal::invalid(format!("{length} bytes: a FLUSH names fewer than 2^32")))?;
+            FlushRange::Bytes { raddr, len }
+        }
+        1 => FlushRange::Region,
+        other => return Err(Refusal::invalid(format!("level {other} is no enum ibv_selectivity_level"))),
+    };
+    Ok(SendOp::Flush { rkey, range, placement })
+}
+
 /// Posts a batch: all of it or nothing.
 fn post(object: &QpObject, batch: Batch) -> Verb<()> {
     if let Some(refusal) = batch.failed {
@@ -323,28 +340,44 @@ slot! {
         unsafe { fail(qp, Refusal::unsupported("TSO needs raw packet queue pairs")) }
     }
 
-    /// `ibv_wr_atomic_write`: never granted at creation.
+    /// `ibv_wr_atomic_write`: `data` are eight bytes.
     fn wr_atomic_write as "ibv_wr_atomic_write" (
         qp: *mut ibv_qp_ex,
-        _rkey: u32,
-        _remote_addr: u64,
-        _data: *const c_void,
+        rkey: u32,
+        remote_addr: u64,
+        data: *const c_void,
     ) -> Void {
-        // SAFETY: by the contract of the verb.
-        unsafe { fail(qp, Refusal::unsupported("ATOMIC WRITE is not implemented")) }
+        if data.is_null() {
+            // SAFETY: by the contract of the verb.
+            return unsafe { fail(qp, Refusal::invalid("atomic_wr is NULL")) };
+        }
+        // SAFETY: by the contract of the verb; not NULL, so it points to eight bytes of the caller, of any alignment.
+        unsafe {
+            begin(qp, SendOp::AtomicWrite { raddr: remote_addr, rkey })?;
+            let bytes = data.cast::<[u8; 8]>().read_unaligned();
+            amend(qp, |_, request| {
+                request.data = SendData::Inline(Box::new(bytes));
+                request.flags |= SendFlags::INLINE;
+                Ok(())
+            })
+        }
     }
 
-    /// `ibv_wr_flush`: never granted at creation.
+    /// `ibv_wr_flush`.
     fn wr_flush as "ibv_wr_flush" (
         qp: *mut ibv_qp_ex,
-        _rkey: u32,
-        _remote_addr: u64,
-        _length: usize,
-        _kind: u8,
-        _level: u8,
+        rkey: u32,
+        remote_addr: u64,
+        length: usize,
+        kind: u8,
+        level: u8,
     ) -> Void {
-        // SAFETY: by the contract of the verb.
-        unsafe { fail(qp, Refusal::unsupported("FLUSH is not implemented")) }
+        match flush(rkey, remote_addr, length, kind, level) {
+            // SAFETY: by the contract of the verb.
+            Ok(op) => unsafe { begin(qp, op) },
+            // SAFETY: as above.
+            Err(refusal) => unsafe { fail(qp, refusal) },
+        }
     }
 
     /// `ibv_wr_set_ud_addr`.

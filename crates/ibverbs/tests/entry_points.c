@@ -297,8 +297,6 @@ static void questions(struct ibv_context *context)
 static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_qp *qp,
 			  struct ibv_srq *srq)
 {
-	struct ibv_xrcd_init_attr xrcd_attr = { 0 };
-	struct ibv_xrcd xrcd = { .context = context };
 	struct ibv_wq_init_attr wq_attr = { 0 };
 	struct ibv_wq wq = { .context = context };
 	struct ibv_rwq_ind_table_init_attr table_attr = { 0 };
@@ -308,18 +306,12 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	struct ibv_flow_action action = { .context = context };
 	struct ibv_counters_init_attr counters_attr = { 0 };
 	struct ibv_counters counters = { .context = context };
-	struct ibv_qp_open_attr open_attr = { 0 };
 	struct ibv_qp_rate_limit_attr rate = { 0 };
 	struct ibv_ops_wr op = { 0 }, *bad_op = NULL;
-	uint32_t number;
 	uint64_t values[2];
 
 	(void)pd;
 	(void)cq;
-	NUL(ibv_open_xrcd(context, &xrcd_attr), EOPNOTSUPP);
-	STATUS(ibv_close_xrcd(&xrcd), EOPNOTSUPP);
-	NUL(ibv_open_qp(context, &open_attr), EOPNOTSUPP);
-	STATUS(ibv_get_srq_num(srq, &number), EOPNOTSUPP);
 	STATUS(ibv_post_srq_ops(srq, &op, &bad_op), EOPNOTSUPP);
 	TRUE(bad_op == &op);
 	NUL(ibv_create_wq(context, &wq_attr), EOPNOTSUPP);
@@ -339,6 +331,103 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP);
 	STATUS(ibv_attach_mcast(qp, NULL, 0), EINVAL);
 	STATUS(ibv_detach_mcast(qp, NULL, 0), EINVAL);
+}
+
+static struct ibv_xrcd *open_domain(struct ibv_context *context, int fd, int oflags)
+{
+	struct ibv_xrcd_init_attr attr = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = fd, .oflags = oflags
+	};
+
+	return ibv_open_xrcd(context, &attr);
+}
+
+/* XRC: domains with and without a name, numbered SRQs, the two ends, a target that is open twice. */
+static void xrc(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_xrcd_init_attr none = { 0 };
+	struct ibv_srq_init_attr_ex srq_init = {
+		.attr = { .max_wr = 4, .max_sge = 1 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = pd,
+		.cq = cq,
+	};
+	struct ibv_qp_init_attr_ex target_init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
+	struct ibv_qp_init_attr init = {
+		.qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .cap = { .max_send_wr = 4, .max_send_sge = 1 }
+	};
+	struct ibv_qp_open_attr open_attr = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_TYPE };
+	struct ibv_recv_wr receive = { .wr_id = 1 }, *bad;
+	struct ibv_xrcd *unnamed, *named, *same;
+	struct ibv_qp *initiator, *target, *again;
+	struct ibv_srq_init_attr basic_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *first, *second, *basic;
+	uint32_t numbers[2] = { 0 };
+	FILE *file = tmpfile();
+
+	TRUE(file != NULL);
+	NUL(ibv_open_xrcd(context, NULL), EINVAL);
+	NUL(ibv_open_xrcd(context, &none), EINVAL);
+	NUL(open_domain(context, -1, 0), EINVAL);
+	NUL(open_domain(context, -1, O_TRUNC), EINVAL);
+	NUL(open_domain(context, 1000000, O_CREAT), EBADF);
+	NUL(open_domain(context, fileno(file), 0), EAGAIN);
+	TRUE((unnamed = open_domain(context, -1, O_CREAT)) != NULL);
+	TRUE((named = open_domain(context, fileno(file), O_CREAT | O_EXCL)) != NULL);
+	NUL(open_domain(context, fileno(file), O_CREAT | O_EXCL), EINVAL);
+	TRUE((same = open_domain(context, fileno(file), 0)) != NULL);
+
+	TRUE((basic = ibv_create_srq(pd, &basic_init)) != NULL);
+	STATUS(ibv_get_srq_num(basic, numbers), EOPNOTSUPP);
+	STATUS(ibv_destroy_srq(basic), 0);
+	srq_init.xrcd = named;
+	NUL(ibv_create_srq_ex(context, &srq_init), EINVAL);
+	srq_init.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
+	TRUE((first = ibv_create_srq_ex(context, &srq_init)) != NULL);
+	srq_init.xrcd = unnamed;
+	TRUE((second = ibv_create_srq_ex(context, &srq_init)) != NULL);
+	STATUS(ibv_get_srq_num(first, NULL), EINVAL);
+	STATUS(ibv_get_srq_num(first, &numbers[0]), 0);
+	STATUS(ibv_get_srq_num(second, &numbers[1]), 0);
+	TRUE(numbers[0] != 0 && numbers[1] != 0 && numbers[0] != numbers[1]);
+	STATUS(ibv_destroy_cq(cq), EBUSY);
+	STATUS(ibv_close_xrcd(unnamed), EBUSY);
+	STATUS(ibv_destroy_srq(second), 0);
+	STATUS(ibv_close_xrcd(unnamed), 0);
+
+	TRUE((initiator = ibv_create_qp(pd, &init)) != NULL);
+	TRUE(initiator->recv_cq == NULL && initiator->srq == NULL);
+	STATUS(ibv_post_recv(initiator, &receive, &bad), EINVAL);
+	init.srq = first;
+	init.recv_cq = cq;
+	init.qp_type = IBV_QPT_RC;
+	NUL(ibv_create_qp(pd, &init), EINVAL);
+	init.qp_type = IBV_QPT_XRC_RECV;
+	NUL(ibv_create_qp(pd, &init), EINVAL);
+	NUL(ibv_create_qp_ex(context, &target_init), EINVAL);
+	target_init.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+	target_init.xrcd = named;
+	TRUE((target = ibv_create_qp_ex(context, &target_init)) != NULL);
+	TRUE(target->pd == NULL && target->send_cq == NULL && target->qp_type == IBV_QPT_XRC_RECV);
+
+	open_attr.qp_num = target->qp_num;
+	open_attr.qp_type = IBV_QPT_XRC_RECV;
+	NUL(ibv_open_qp(context, &open_attr), EINVAL);
+	open_attr.comp_mask |= IBV_QP_OPEN_ATTR_XRCD;
+	open_attr.xrcd = same;
+	TRUE((again = ibv_open_qp(context, &open_attr)) != NULL);
+	TRUE(again->qp_num == target->qp_num);
+	STATUS(ibv_destroy_qp(target), 0);
+	STATUS(ibv_close_xrcd(same), EBUSY);
+	STATUS(ibv_destroy_qp(again), 0);
+	NUL(ibv_open_qp(context, &open_attr), EINVAL);
+	STATUS(ibv_close_xrcd(same), 0);
+	STATUS(ibv_close_xrcd(named), EBUSY);
+	STATUS(ibv_destroy_srq(first), 0);
+	STATUS(ibv_close_xrcd(named), 0);
+	STATUS(ibv_destroy_qp(initiator), 0);
+	fclose(file);
 }
 
 static void table_shape(struct ibv_context *context)
@@ -745,6 +834,7 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	STATUS(ibv_set_ece(qp, &ece), 0);
 	posting(qp);
 	missing_verbs(pd->context, pd, cq, qp, &(struct ibv_srq){ .context = pd->context });
+	xrc(pd->context, pd, cq);
 	attr.qp_state = IBV_QPS_ERR;
 	STATUS(ibv_modify_qp(qp, &attr, IBV_QP_STATE), EINVAL);
 	TRUE(qp->state == IBV_QPS_RESET);
@@ -838,11 +928,13 @@ static void extended_queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	ibv_wr_send_tso(ex, NULL, 0, 0);
 	STATUS(ibv_wr_complete(ex), EOPNOTSUPP);
 	ibv_wr_start(ex);
-	ibv_wr_set_xrc_srqn(ex, 1);
-	STATUS(ibv_wr_complete(ex), EOPNOTSUPP);
+	ibv_wr_atomic_write(ex, 1, 0, NULL);
+	STATUS(ibv_wr_complete(ex), EINVAL);
+	/* Not XRC. */
 	ibv_wr_start(ex);
-	ibv_wr_atomic_write(ex, 1, 0, data);
-	STATUS(ibv_wr_complete(ex), EOPNOTSUPP);
+	ibv_wr_send(ex);
+	ibv_wr_set_xrc_srqn(ex, 1);
+	STATUS(ibv_wr_complete(ex), EINVAL);
 	/* The rest of the builders, thrown away. */
 	ibv_wr_start(ex);
 	ibv_wr_atomic_cmp_swp(ex, 1, 2, 3, 4);

@@ -50,6 +50,15 @@ pub(crate) enum Request {
     Read,
     CompareSwap,
     FetchAdd,
+    Flush,
+    AtomicWrite,
+}
+
+impl Request {
+    /// It is answered by more than an ACK, which the responder keeps for when the request comes again.
+    pub(crate) fn has_response(self) -> bool {
+        !matches!(self, Request::Send(_) | Request::Write(_))
+    }
 }
 
 /// The request that an opcode of RC, UC or XRC stands for; `None` for responses and for what we do not serve.
@@ -61,6 +70,8 @@ pub(crate) fn request(opcode: Opcode) -> Option<Request> {
         Operation::ReadRequest => Request::Read,
         Operation::CompareSwap => Request::CompareSwap,
         Operation::FetchAdd => Request::FetchAdd,
+        Operation::Flush => Request::Flush,
+        Operation::AtomicWrite => Request::AtomicWrite,
         _ => return None,
     })
 }

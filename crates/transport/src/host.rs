@@ -154,8 +154,14 @@ pub enum WindowSignal {
 pub trait Memory {
     /// Resolves a local element for reading (`write` false) or writing. Zero-length elements are always good.
     fn resolve_local(&mut self, pd: u32, sge: &Sge, write: bool) -> Result<Span, MemoryError>;
-    /// Resolves a remote range. `access` is one of the REMOTE rights. A zero length is good with any key.
+    /// Resolves a remote range. `access` is one of the REMOTE rights, or those of a FLUSH. A zero length is good with any key.
     fn resolve_remote(&mut self, pd: u32, rkey: u32, va: u64, len: u32, access: Access) -> Result<Span, MemoryError>;
+    /// Is `rkey` a key whose region, or window, grants the rights, whatever the range (FLUSH of a region)? A memory without FLUSH knows
+    /// none.
+    fn check_key(&mut self, pd: u32, rkey: u32, access: Access) -> Result<(), MemoryError> {
+        let _ = (pd, rkey, access);
+        Err(MemoryError::BadKey)
+    }
     /// Copies the bytes of a resolved span; `into` is as long.
     fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError>;
     /// Stores `data` at a resolved span (its start); ascending visibility, `last` marks the end of the message.

@@ -37,7 +37,8 @@
 //!   long for its receive is the receiver's error.
 //! - **UD**: a datagram above the MTU is a local length error; one that finds no receive, or too small a one, is dropped, and the
 //!   receive stays for the next.
-//! - FLUSH and ATOMIC WRITE are not served, and dropped as unknown.
+//! - **FLUSH and ATOMIC WRITE** (IBA annex A19) are answered by a READ response without bytes, as kernel rxe has it, and count among READs
+//!   and atomics. A key that grants no persistence refuses a FLUSH to it.
 
 pub mod cc;
 pub mod host;

@@ -146,6 +146,8 @@ pub enum WcOpcode {
     FetchAdd = 4,
     BindMw = 5,
     LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }
@@ -242,15 +244,74 @@ pub struct UdDest {
 #[allow(missing_docs)]
 pub enum SendOp {
     Send,
-    SendImm { imm: u32 },
-    SendInv { rkey: u32 },
-    Write { raddr: u64, rkey: u32 },
-    WriteImm { raddr: u64, rkey: u32, imm: u32 },
-    Read { raddr: u64, rkey: u32 },
-    CompareSwap { raddr: u64, rkey: u32, compare: u64, swap: u64 },
-    FetchAdd { raddr: u64, rkey: u32, add: u64 },
-    LocalInv { rkey: u32 },
+    SendImm {
+        imm: u32,
+    },
+    SendInv {
+        rkey: u32,
+    },
+    Write {
+        raddr: u64,
+        rkey: u32,
+    },
+    WriteImm {
+        raddr: u64,
+        rkey: u32,
+        imm: u32,
+    },
+    Read {
+        raddr: u64,
+        rkey: u32,
+    },
+    CompareSwap {
+        raddr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        raddr: u64,
+        rkey: u32,
+        add: u64,
+    },
+    LocalInv {
+        rkey: u32,
+    },
     BindMw(Box<MwBind>),
+    /// Writes 8 bytes in one go to an address that is a multiple of 8.
+    AtomicWrite {
+        raddr: u64,
+        rkey: u32,
+    },
+    /// Completes when what was written before, and is in the range, is placed as asked.
+    Flush {
+        rkey: u32,
+        range: FlushRange,
+        placement: Placement,
+    },
+}
+
+/// What a FLUSH is about: `enum ibv_selectivity_level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum FlushRange {
+    Bytes {
+        raddr: u64,
+        len: u32,
+    },
+    /// All of the region.
+    Region,
+}
+
+bitflags::bitflags! {
+    /// `enum ibv_placement_type`: where a FLUSH puts what was written.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Placement: u8 {
+        /// Where every processor of the host sees it.
+        const GLOBAL = 1;
+        /// Where it outlives a loss of power.
+        const PERSISTENT = 1 << 1;
+    }
 }
 
 /// Binding of a memory window to a part of a memory region: the operands of `IBV_WR_BIND_MW`.

@@ -133,6 +133,11 @@ impl Wqe {
         matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
+    /// It is answered by a READ response without bytes (IBA annex A19).
+    pub(crate) fn is_placement(&self) -> bool {
+        matches!(self.op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. })
+    }
+
     /// It changes a key of this host and sends nothing.
     pub(crate) fn is_of_this_host(&self) -> bool {
         matches!(self.op, SendOp::LocalInv { .. } | SendOp::BindMw(_))
@@ -148,8 +153,13 @@ impl Wqe {
         done.map_err(|_| Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE))
     }
 
-    /// READs and atomics are complete only with their response; an ACK does not do.
+    /// READs, atomics, FLUSH and ATOMIC WRITE are complete only with their response; an ACK does not do.
     pub(crate) fn needs_response(&self) -> bool {
+        self.brings_bytes() || self.is_placement()
+    }
+
+    /// The response is put into the local elements.
+    fn brings_bytes(&self) -> bool {
         self.is_read() || self.is_atomic()
     }
 
@@ -161,7 +171,7 @@ impl Wqe {
     /// Checks every local element: with a bad key nothing may go out. Where a response goes must be writable, before the peer executes
     /// what cannot be undone (an atomic).
     pub(crate) fn check_local(&self, pd: u32, host: &mut impl Memory) -> Result<(), MemoryError> {
-        let write = self.needs_response();
+        let write = self.brings_bytes();
         match &self.data {
             Data::Sges(sges) => sges
                 .iter()
@@ -219,6 +229,8 @@ impl Wqe {
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::LocalInv { .. } => WcOpcode::LocalInv,
             SendOp::BindMw(_) => WcOpcode::BindMw,
+            SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+            SendOp::Flush { .. } => WcOpcode::Flush,
         };
         Completion {
             wr_id: self.wr_id,

@@ -435,6 +435,8 @@ fn request(source: &mut impl Source, aim: &Aim, zones: &[Zone], psn: Psn) -> Dra
             Opcode::RC_READ_REQUEST,
             Opcode::RC_COMPARE_SWAP,
             Opcode::RC_FETCH_ADD,
+            Opcode::RC_ATOMIC_WRITE,
+            Opcode::RC_FLUSH,
         ]),
         QpType::Uc => source.pick(&[
             Opcode::UC_SEND_ONLY,

@@ -9,8 +9,8 @@ use ferroce_link::LinkStats;
 use ferroce_link::udp::ingest;
 use ferroce_transport::testing::{Region, SRQN, SimHost, SimSrq, explode};
 use ferroce_transport::{
-    Access, Completion, MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr,
-    SendData, SendFlags, SendOp, SendWr, Sge, Train, UdDest, WcStatus,
+    Access, Completion, FlushRange, MemoryError, Nanos, Packet, PathAddr, Placement, Qp, QpAttr, QpAttrMask, QpInit,
+    QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, Sge, Train, UdDest, WcStatus,
 };
 use ferroce_wire::{NetHeader, Opcode, Psn};
 use smallvec::SmallVec;
@@ -315,7 +315,7 @@ impl Machine {
         }
         let remote = source.pick(&self.zones);
         let (raddr, rkey) = (remote.va, remote.key);
-        let op = match (self.kind.qp_type, source.below(9)) {
+        let op = match (self.kind.qp_type, source.below(11)) {
             (QpType::Ud, n) => {
                 if n % 2 == 0 {
                     SendOp::Send
@@ -332,6 +332,11 @@ impl Machine {
             (_, 5) => SendOp::CompareSwap { raddr, rkey, compare: 1, swap: 2 },
             (_, 6) => SendOp::FetchAdd { raddr, rkey, add: 1 },
             (_, 7) => SendOp::LocalInv { rkey },
+            (_, 8) => SendOp::AtomicWrite { raddr, rkey },
+            (_, 9) => {
+                let range = FlushRange::Bytes { raddr, len: remote.len };
+                SendOp::Flush { rkey, range, placement: Placement::GLOBAL }
+            }
             _ => SendOp::Read { raddr, rkey },
         };
         let data = self.send_data(source, &op);
@@ -349,6 +354,12 @@ impl Machine {
 
     /// Where a request's bytes come from or go to: mostly right, sometimes with a bad key or beyond the end.
     fn send_data(&mut self, source: &mut impl Source, op: &SendOp) -> SendData {
+        if matches!(op, SendOp::Flush { .. }) {
+            return SendData::Sges(SmallVec::new());
+        }
+        if matches!(op, SendOp::AtomicWrite { .. }) && !source.one_in(4) {
+            return SendData::Inline(vec![0x11; 8].into());
+        }
         let atomic = matches!(op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         if atomic || matches!(op, SendOp::Read { .. }) {
             let slot = source.below(SLOTS);

@@ -83,7 +83,7 @@ fn registration_refuses() {
     assert_eq!(refused(Access::REMOTE_ATOMIC | Access::REMOTE_READ), libc::EINVAL);
     assert_eq!(refused(Access::from_bits_retain(1 << 10)), libc::EINVAL);
     assert_eq!(refused(Access::from_bits_retain(1 << 30)), libc::EINVAL);
-    assert_eq!(refused(Access::FLUSH_GLOBAL), libc::EOPNOTSUPP);
+    assert_eq!(refused(Access::FLUSH_PERSISTENT), libc::EOPNOTSUPP);
     assert!(table.is_empty());
     for bit in 20..30 {
         assert!(

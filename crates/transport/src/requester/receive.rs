@@ -174,6 +174,10 @@ impl Requester {
             return self.response_gap(now, conn, host);
         }
         let front = self.queue.front().expect("a PSN in flight belongs to a request");
+        if front.is_placement() && part == Part::Only && packet.payload.is_empty() {
+            self.answered(now, conn, host);
+            return Ok(());
+        }
         if !front.is_read() {
             return Err(self.fail_front(Failure::bad_response(), conn, host));
         }

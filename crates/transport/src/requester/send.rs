@@ -1,6 +1,6 @@
 //! RC requester: what goes out next.
 
-use ferroce_wire::{AtomicEth, Bth, Headers, Opcode, Psn, Reth};
+use ferroce_wire::{AtomicEth, Bth, Feth, Headers, Opcode, Psn, Reth};
 use smallvec::SmallVec;
 
 use super::probe::{Copy, Probe};
@@ -10,7 +10,7 @@ use crate::decode::class;
 use crate::host::{Count, Host, Payload, Side, Train, Window};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
-use crate::verbs::{QpState, SendFlags, SendOp, WcStatus};
+use crate::verbs::{FlushRange, Placement, QpState, SendFlags, SendOp, WcStatus};
 use crate::wqe::{Failure, Route, Wqe, message_train, train_packets_max, vendor};
 
 /// Bytes that a packet has on the wire besides its payload: IPv6, UDP, BTH, the largest extended header, ICRC.
@@ -159,6 +159,10 @@ impl Requester {
                 let eth = AtomicEth { va: raddr, rkey, swap_add: add, compare: 0 };
                 self.atomic_request(wqe, Opcode::RC_FETCH_ADD, eth, conn, host, out)
             }
+            SendOp::AtomicWrite { raddr, rkey } => self.atomic_write(wqe, raddr, rkey, conn, host, out)?,
+            SendOp::Flush { rkey, range, placement } => {
+                self.flush_request(wqe, rkey, range, placement, conn, host, out)
+            }
             _ => self.message(wqe, conn, host, out)?,
         };
         let Some(departure) = departure else { return Ok(Step::Wait) };
@@ -262,6 +266,53 @@ impl Requester {
         Some(Departure { packets: 1, charge, window: Window::Requests, read: true, asks: true })
     }
 
+    fn atomic_write(
+        &self,
+        wqe: &Wqe,
+        raddr: u64,
+        rkey: u32,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Result<Option<Departure>, Failure> {
+        let Some(departure) = self.placement(wqe.len(), conn, host) else { return Ok(None) };
+        let mut headers = single(wqe, Opcode::RC_ATOMIC_WRITE, self.next_psn(), conn);
+        headers.reth = Some(Reth { va: raddr, rkey, len: wqe.len() });
+        let payload = wqe.source(conn.init.pd, 0, wqe.len(), host).map_err(Failure::local)?;
+        *out = Some(Train { len: wqe.len(), payload, ..header_train(headers, conn) });
+        Ok(Some(departure))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the operands of one request")]
+    fn flush_request(
+        &self,
+        wqe: &Wqe,
+        rkey: u32,
+        range: FlushRange,
+        placement: Placement,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Option<Departure> {
+        let departure = self.placement(0, conn, host)?;
+        let (raddr, len, level) = match range {
+            FlushRange::Bytes { raddr, len } => (raddr, len, 0),
+            FlushRange::Region => (0, 0, 1),
+        };
+        let mut headers = single(wqe, Opcode::RC_FLUSH, self.next_psn(), conn);
+        headers.feth = Some(Feth(level << 4 | u32::from(placement.bits())));
+        headers.reth = Some(Reth { va: raddr, rkey, len });
+        *out = Some(header_train(headers, conn));
+        Some(departure)
+    }
+
+    /// May an ATOMIC WRITE or FLUSH go? They count among READs and atomics.
+    fn placement(&self, len: u32, conn: Conn<'_>, host: &mut impl Host) -> Option<Departure> {
+        let charge = charge(len, 1);
+        let may = self.reads < u32::from(conn.attr.max_rd_atomic) && charge <= host.window(Window::Requests);
+        may.then_some(Departure { packets: 1, charge, window: Window::Requests, read: true, asks: true })
+    }
+
     /// Copies the last packet of a message for probes, if it is time for a new copy.
     fn keep(&mut self, train: &Train, host: &mut impl Host) {
         let at = self.answered + u64::from(self.sent + train.packets - 1);
@@ -311,8 +362,9 @@ fn start(wqe: &mut Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<(), Fail
         _ if wqe.needs_response() && conn.attr.max_rd_atomic == 0 => {
             return Err(Failure::new(WcStatus::LocQpOpErr, vendor::NOT_ALLOWED));
         }
-        _ if wqe.is_atomic() => {
-            if len != 8 {
+        _ if wqe.is_atomic() || wqe.is_placement() => {
+            let wanted = if matches!(wqe.op, SendOp::Flush { .. }) { 0 } else { 8 };
+            if len != wanted {
                 return Err(Failure::new(WcStatus::LocLenErr, vendor::TOO_LONG));
             }
             wqe.packets = 1;

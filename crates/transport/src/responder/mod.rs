@@ -50,9 +50,25 @@ struct Write {
 /// An answer that waits to be sent.
 #[derive(Clone, Copy, Debug)]
 enum Reply {
-    Ack { psn: Psn, msn: u32 },
-    Nak { psn: Psn, msn: u32, syndrome: Syndrome },
-    Atomic { psn: Psn, msn: u32, value: u64 },
+    Ack {
+        psn: Psn,
+        msn: u32,
+    },
+    Nak {
+        psn: Psn,
+        msn: u32,
+        syndrome: Syndrome,
+    },
+    Atomic {
+        psn: Psn,
+        msn: u32,
+        value: u64,
+    },
+    /// An ATOMIC WRITE or FLUSH was done: a READ response without bytes (IBA annex A19).
+    Placed {
+        psn: Psn,
+        msn: u32,
+    },
     Read(ReadReply),
 }
 
@@ -71,11 +87,12 @@ struct ReadReply {
     again: bool,
 }
 
-/// A READ or atomic that was executed, for when it comes again.
+/// A READ, atomic, ATOMIC WRITE or FLUSH that was executed, for when it comes again.
 #[derive(Clone, Copy, Debug)]
 enum Saved {
     Read { psn: Psn, packets: u32, pd: u32, va: u64, rkey: u32, len: u32 },
     Atomic { psn: Psn, value: u64 },
+    Placed { psn: Psn },
 }
 
 /// Responder state of one RC queue pair, or of an XRC target.
@@ -180,7 +197,7 @@ impl Responder {
     /// What holds between inputs, whatever comes.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn assert_invariants(&self, attr: &QpAttr) {
-        let owed = self.replies.iter().filter(|reply| matches!(reply, Reply::Read(_) | Reply::Atomic { .. })).count();
+        let owed = self.replies.iter().filter(|reply| !matches!(reply, Reply::Ack { .. } | Reply::Nak { .. })).count();
         assert_eq!(owed, self.replies_owed);
         assert!(self.replies_owed <= Self::depth(attr) && self.saved.len() <= Self::depth(attr));
         assert!(self.replies.len() - self.replies_owed <= reply::REPLIES_MAX + 1, "{} answers", self.replies.len());

@@ -86,6 +86,11 @@ impl Responder {
                 let aeth = Aeth { syndrome: Syndrome::ACK, msn };
                 *out = Some(single(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, aeth, Some(value), conn));
             }
+            Reply::Placed { psn, msn } => {
+                self.replies_owed -= 1;
+                let aeth = Aeth { syndrome: Syndrome::ACK, msn };
+                *out = Some(single(Opcode::RC_READ_RESPONSE_ONLY, psn, aeth, None, conn));
+            }
             Reply::Read(read) => return self.read_train(read, conn, host, out),
         }
         self.replies.pop_front();

@@ -7,7 +7,7 @@ use crate::decode::{Part, Request, length_fits, request};
 use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet};
 use crate::qp::{Conn, Outcome};
 use crate::receive::{self, Extras, Receive};
-use crate::verbs::{Access, QpInit, WcStatus};
+use crate::verbs::{Access, Placement, QpInit, WcStatus};
 use crate::wqe::{Failure, MAX_MESSAGE, Wqe, vendor};
 
 const INVALID: Syndrome = Syndrome::NAK_INVALID_REQUEST;
@@ -34,7 +34,7 @@ impl Responder {
             self.duplicate(request, conn, packet, host);
             return Ok(());
         }
-        if matches!(request, Request::Read | Request::CompareSwap | Request::FetchAdd) && !self.has_room(conn, host) {
+        if request.has_response() && !self.has_room(conn, host) {
             return Ok(());
         }
         // While its NAK still waits, packets behind the gap are gone: the NAK must go, from here on.
@@ -61,6 +61,8 @@ impl Responder {
             Request::Write(part) => self.write(part, conn, packet, host),
             Request::Read => self.read(conn, packet, host),
             Request::CompareSwap | Request::FetchAdd => self.atomic(request, conn, packet, host),
+            Request::AtomicWrite => self.atomic_write(conn, packet, host),
+            Request::Flush => self.flush_placement(conn, packet, host),
         }
     }
 
@@ -114,6 +116,10 @@ impl Responder {
                 Saved::Atomic { psn: at, value } if at == psn => Some(Reply::Atomic { psn, msn: self.msn, value }),
                 _ => None,
             }),
+            Request::AtomicWrite | Request::Flush => self.saved.iter().find_map(|saved| match *saved {
+                Saved::Placed { psn: at } if at == psn => Some(Reply::Placed { psn, msn: self.msn }),
+                _ => None,
+            }),
         };
         match again {
             Some(_) if self.is_owed(psn) => {}
@@ -145,7 +151,7 @@ impl Responder {
     fn is_owed(&self, at: Psn) -> bool {
         self.replies.iter().any(|reply| match reply {
             Reply::Read(read) => read.psn == at && read.fresh,
-            Reply::Atomic { psn, .. } => *psn == at,
+            Reply::Atomic { psn, .. } | Reply::Placed { psn, .. } => *psn == at,
             _ => false,
         })
     }
@@ -333,6 +339,59 @@ impl Responder {
         self.owe(Reply::Atomic { psn, msn: self.msn, value });
         self.expected = psn.add(1);
         Ok(())
+    }
+
+    /// ATOMIC WRITE: eight bytes, stored as one word. It needs the right of a WRITE.
+    fn atomic_write(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Result<(), Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        let reth = packet.headers.reth.filter(|reth| {
+            matches!(self.message, Message::None)
+                && conn.attr.access.contains(Access::REMOTE_WRITE)
+                && reth.va.is_multiple_of(8)
+                && (reth.len, packet.payload.len()) == (8, 8)
+        });
+        let Reth { va, rkey, len } = reth.ok_or_else(|| self.refuse(psn, INVALID))?;
+        host.resolve_remote(conn.init.pd, rkey, va, len, Access::REMOTE_WRITE)
+            // Where the region's addresses begin otherwise than its memory, this one may be no multiple of 8.
+            .and_then(|span| if span.addr.is_multiple_of(8) { Ok(span) } else { Err(MemoryError::Misaligned) })
+            .and_then(|span| host.store(span, packet.payload, true))
+            .map_err(|error| self.refuse(psn, remote_syndrome(error)))?;
+        self.placed(psn, conn);
+        Ok(())
+    }
+
+    /// FLUSH: what was written before is where every processor sees it once it is stored, so there is nothing to do but to check. Memory
+    /// is granted for persistence by the host, if it can keep that promise.
+    fn flush_placement(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Result<(), Box<Fault>> {
+        let psn = packet.headers.bth.psn;
+        let asked = packet.headers.feth.zip(packet.headers.reth).and_then(|(feth, reth)| {
+            let placement = Placement::from_bits(feth.placement() as u8).filter(|placement| !placement.is_empty())?;
+            let mut access = Access::empty();
+            access.set(Access::FLUSH_GLOBAL, placement.contains(Placement::GLOBAL));
+            access.set(Access::FLUSH_PERSISTENT, placement.contains(Placement::PERSISTENT));
+            let allowed = matches!(self.message, Message::None)
+                && conn.attr.access.contains(access)
+                && packet.payload.is_empty()
+                && feth.selectivity() <= 1;
+            allowed.then_some((access, reth, feth.selectivity() == 1))
+        });
+        let (access, Reth { va, rkey, len }, whole) = asked.ok_or_else(|| self.refuse(psn, INVALID))?;
+        let checked = if whole {
+            host.check_key(conn.init.pd, rkey, access)
+        } else {
+            host.resolve_remote(conn.init.pd, rkey, va, len, access).map(drop)
+        };
+        checked.map_err(|error| self.refuse(psn, remote_syndrome(error)))?;
+        self.placed(psn, conn);
+        Ok(())
+    }
+
+    /// An ATOMIC WRITE or FLUSH was executed.
+    fn placed(&mut self, psn: Psn, conn: Conn<'_>) {
+        self.count_message();
+        self.save(Saved::Placed { psn }, conn.attr);
+        self.owe(Reply::Placed { psn, msn: self.msn });
+        self.expected = psn.add(1);
     }
 
     /// A SEND or WRITE packet was executed.

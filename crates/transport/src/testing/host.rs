@@ -96,6 +96,10 @@ impl Memory for SimHost {
         self.memory.resolve_remote(pd, rkey, va, len, access)
     }
 
+    fn check_key(&mut self, pd: u32, rkey: u32, access: Access) -> Result<(), MemoryError> {
+        self.memory.check_key(pd, rkey, access)
+    }
+
     fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
         Memory::load(&mut self.memory, span, into)
     }

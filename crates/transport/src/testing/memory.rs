@@ -156,6 +156,11 @@ impl Memory for SimMemory {
         self.resolve(pd, rkey, va, len, access)
     }
 
+    fn check_key(&mut self, pd: u32, rkey: u32, access: Access) -> Result<(), MemoryError> {
+        let addr = self.entries.iter().find(|entry| entry.region.key == rkey).map_or(0, |entry| entry.region.addr);
+        self.resolve(pd, rkey, addr, 0, access).map(drop)
+    }
+
     fn load(&mut self, span: Span, into: &mut [u8]) -> Result<(), MemoryError> {
         into.copy_from_slice(SimMemory::load(self, span)?);
         Ok(())

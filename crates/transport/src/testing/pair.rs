@@ -174,7 +174,7 @@ impl Setup {
             psn_b: 0xa0_0000,
             attr: QpAttr {
                 qkey: QKEY,
-                access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+                access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL,
                 port_num: 1,
                 max_rd_atomic: 16,
                 max_dest_rd_atomic: 16,
@@ -264,7 +264,11 @@ impl Pair {
             if qp_type == QpType::XrcRecv {
                 host.srqs.insert(SRQN, SimSrq { pd: PD, ..SimSrq::default() });
             }
-            let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            let all = Access::LOCAL_WRITE
+                | Access::REMOTE_WRITE
+                | Access::REMOTE_READ
+                | Access::REMOTE_ATOMIC
+                | Access::FLUSH_GLOBAL;
             let region = host.memory.register(PD, setup.region, all);
             let bytes: Vec<u8> = (0..setup.region).map(|i| pattern.wrapping_add((i % 251) as u8)).collect();
             host.memory.write(region, 0, &bytes);

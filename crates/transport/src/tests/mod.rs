@@ -2,6 +2,7 @@
 
 mod flow;
 mod hostile;
+mod placement;
 mod random;
 mod rc_data;
 mod rc_errors;

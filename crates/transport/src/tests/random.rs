@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::testing::{Fate, Pair, Setup, Who};
-use crate::verbs::{QpAttr, QpType, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::testing::{Fate, Pair, Region, Setup, Who};
+use crate::verbs::{FlushRange, Placement, QpAttr, QpType, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
 
 /// xorshift64*: enough to be nasty, and the same on every machine.
 #[derive(Clone)]
@@ -67,6 +67,12 @@ fn bad_wire(qp_type: QpType, seed: u64, loss: u64) {
     }
 }
 
+/// A FLUSH of what is behind `offset`.
+fn flush(region: Region, offset: u32) -> SendOp {
+    let range = FlushRange::Bytes { raddr: region.addr + u64::from(offset), len: SLOT };
+    SendOp::Flush { rkey: region.key, range, placement: Placement::GLOBAL }
+}
+
 struct Plan {
     /// Expected bytes at the other end (or, for READs, here): offset and bytes.
     writes: Vec<(u32, Vec<u8>)>,
@@ -88,17 +94,20 @@ fn plan(pair: &mut Pair, who: Who, random: &mut Random) -> Plan {
         let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         let raddr = peer.addr + u64::from(TARGETS + offset);
         let rkey = peer.key;
-        let (op, len) = match random.below(6) {
+        let (op, len) = match random.below(8) {
             0 => (SendOp::Write { raddr, rkey }, len),
             1 => (SendOp::WriteImm { raddr, rkey, imm: id }, len),
             2 => (SendOp::Read { raddr: peer.addr + u64::from(LIBRARY), rkey }, len),
             3 => (SendOp::FetchAdd { raddr: peer.addr + u64::from(WORD), rkey, add: 1 }, 8),
             4 => (SendOp::SendImm { imm: id }, len),
+            5 => (SendOp::AtomicWrite { raddr, rkey }, 8),
+            6 => (flush(peer, TARGETS), 0),
             _ => (SendOp::Send, len),
         };
         let memory = &mut pair.end_mut(who).host.memory;
         match op {
-            SendOp::Write { .. } | SendOp::WriteImm { .. } => {
+            SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => {
+                let bytes = if matches!(op, SendOp::AtomicWrite { .. }) { vec![0x60 | id as u8; 8] } else { bytes };
                 memory.write(own, offset, &bytes);
                 plan.writes.push((TARGETS + offset, bytes.clone()));
                 if let SendOp::WriteImm { imm, .. } = op {
@@ -110,6 +119,7 @@ fn plan(pair: &mut Pair, who: Who, random: &mut Random) -> Plan {
                 plan.reads.push((offset, source));
             }
             SendOp::FetchAdd { .. } => plan.adds += 1,
+            SendOp::Flush { .. } => {}
             SendOp::SendImm { imm } => {
                 memory.write(own, offset, &bytes);
                 plan.sends.push((bytes, Some(imm)));

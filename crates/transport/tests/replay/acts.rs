@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use ferroce_testkit::{Act, Args, Pair, Wc};
 use ferroce_transport::{
-    Access, Completion, PathAddr, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
-    SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
+    Access, Completion, FlushRange, PathAddr, Placement, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, RecvWr,
+    SendData, SendFlags, SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,
 };
 use ferroce_wire::Psn;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use super::capture::address;
 use super::derive::bytes;
@@ -124,6 +124,15 @@ impl<'a> Node<'a> {
             "cas" => SendOp::CompareSwap { raddr, rkey, compare: number("cmp"), swap: number("swap") },
             "faa" => SendOp::FetchAdd { raddr, rkey, add: number("cmp") },
             "linv" => SendOp::LocalInv { rkey },
+            "awrite" => SendOp::AtomicWrite { raddr, rkey },
+            "flush" => SendOp::Flush {
+                rkey,
+                range: match number("level") {
+                    0 => FlushRange::Bytes { raddr, len: number("len") as u32 },
+                    _ => FlushRange::Region,
+                },
+                placement: Placement::from_bits(number("ftype") as u8).expect("a placement type"),
+            },
             "bind" => return self.bind(act),
             other => {
                 self.differ(index, At::Script(format!("post {other}")), "no such operation, not played any further");
@@ -131,7 +140,12 @@ impl<'a> Node<'a> {
                 return;
             }
         };
-        let (data, sge) = self.data(&act.args);
+        let (mut data, sge) = self.data(&act.args);
+        match op {
+            SendOp::AtomicWrite { .. } => data = SendData::Inline(number("val").to_ne_bytes().into()),
+            SendOp::Flush { .. } => data = SendData::Sges(SmallVec::new()),
+            _ => {}
+        }
         self.count(index, act, &op, sge);
         let ud = (self.played[index].pair.transport == "ud").then(|| UdDest {
             path: self.path(),
@@ -166,7 +180,9 @@ impl<'a> Node<'a> {
             | SendOp::Write { .. }
             | SendOp::WriteImm { .. }
             | SendOp::LocalInv { .. }
-            | SendOp::BindMw(_) => {}
+            | SendOp::BindMw(_)
+            | SendOp::AtomicWrite { .. }
+            | SendOp::Flush { .. } => {}
         }
     }
 

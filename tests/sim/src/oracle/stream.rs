@@ -95,6 +95,8 @@ impl Request {
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::LocalInv { .. } => WcOpcode::LocalInv,
             SendOp::BindMw(_) => WcOpcode::BindMw,
+            SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+            SendOp::Flush { .. } => WcOpcode::Flush,
         }
     }
 
