@@ -12,6 +12,7 @@ mod interop;
 mod pair;
 mod process;
 mod programs;
+mod suite;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,6 +59,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build, and run rdma-core's own test suite on Ferroce, in one run and test by test.
+    Suite(suite::SuiteArgs),
     /// Build, and run stock programs between Ferroce and the rxe of a Linux kernel in QEMU (as root; long).
     Interop {
         /// What `interop-tests` takes [default: run]: smoke, list, run LINES --rounds N --set rc ...
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::bench(&root, &args),
         Task::Conformance { arguments } => conformance::conformance(&root, &arguments),
         Task::Interop { arguments } => interop::interop(&root, &arguments),
+        Task::Suite(args) => suite::suite(&root, &args),
         Task::Matrix { arguments } => programs::matrix(&root, &arguments),
         Task::Install { prefix } => dist::install(&root, &prefix),
     };
