@@ -1,12 +1,15 @@
 //! `ferroce status`: what the service holds, and for whom.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use ferroce_service::protocol::Status;
 
 use crate::output::{Out, Table};
 use crate::programs;
 
-/// Show what the service holds: programs, their lanes, and how many of their ids listen for connections (RDMA-CM).
+/// Show what the service holds: programs, their lanes, and how many of their ids listen for connections or connect (RDMA-CM);
+/// what users have of it all, and how much they may have by ferroce.toml.
 ///
 /// The service starts with the first program that opens a device, and ends by itself when nobody uses it. A lane is a
 /// receive socket and a prefix of queue pair numbers.
@@ -59,7 +62,8 @@ fn lines(status: &Status) -> Vec<String> {
         counters.drop_full,
         counters.drop_loop
     ));
-    let mut table = Table::new(&[">PID", ">UID", ">AGE s", ">LISTENERS", "LANES", "PROGRAM"]);
+    lines.extend(of_users(status).lines());
+    let mut table = Table::new(&[">PID", ">UID", ">AGE s", ">LISTENERS", ">PENDING", "LANES", "PROGRAM"]);
     for client in &status.clients {
         let lanes: Vec<String> = client.lanes.iter().map(u16::to_string).collect();
         table.row([
@@ -67,12 +71,37 @@ fn lines(status: &Status) -> Vec<String> {
             client.uid.to_string(),
             client.age_s.to_string(),
             client.listeners.to_string(),
+            client.pending.to_string(),
             lanes.join(","),
             client.program.clone(),
         ]);
     }
     lines.extend(table.lines());
     lines
+}
+
+/// What users have of what they may have, and what one program may have.
+fn of_users(status: &Status) -> Table {
+    /// Programs, lanes, listeners and connections that are being made.
+    type Amounts = [u32; 4];
+    let mut users: BTreeMap<u32, Amounts> = BTreeMap::new();
+    for client in &status.clients {
+        let has = [1, client.lanes.len() as u32, client.listeners, client.pending];
+        let user = users.entry(client.uid).or_default();
+        user.iter_mut().zip(has).for_each(|(sum, has)| *sum += has);
+    }
+    let (process, user) = (status.limits.process, status.limits.user);
+    let mut table = Table::new(&["USE", ">PROGRAMS", ">LANES", ">LISTENERS", ">PENDING"]);
+    let mut row = |name: String, amounts: Amounts| {
+        let [programs, lanes, listeners, pending] = amounts.map(|amount| amount.to_string());
+        table.row([name, programs, lanes, listeners, pending]);
+    };
+    for (uid, amounts) in users {
+        row(format!("uid {uid}"), amounts);
+    }
+    row("limit of a user".into(), [user.programs, user.lanes, user.listeners, user.pending_connections]);
+    row("limit of a program".into(), [1, process.lanes, process.listeners, process.pending_connections]);
+    table
 }
 
 #[cfg(test)]
@@ -97,6 +126,7 @@ mod tests {
                 lanes: vec![1, 2],
                 groups: 0,
                 listeners: 1,
+                pending: 5,
             }],
             sockets: 4,
             lingering: 0,
@@ -108,8 +138,12 @@ mod tests {
             [
                 "service: pid 10, keeper 9, uid 1000, UDP port 4791, up 5 s, 0 restarts, 4 sockets, 0 lingering",
                 "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop",
-                "PID   UID  AGE s  LISTENERS  LANES  PROGRAM",
-                " 11  1000      3          1  1,2    ib_write_bw",
+                "USE                 PROGRAMS  LANES  LISTENERS  PENDING",
+                "uid 1000                   1      2          1        5",
+                "limit of a user         4096   1023      16384    16384",
+                "limit of a program         1     64       4096     4096",
+                "PID   UID  AGE s  LISTENERS  PENDING  LANES  PROGRAM",
+                " 11  1000      3          1        5  1,2    ib_write_bw",
             ]
         );
     }

@@ -432,7 +432,22 @@ impl Line {
 
     fn lost(&self, errno: Errno) -> Failure {
         let error = ended(errno, self.patience);
-        if error.errno() == libc::ECONNRESET { Failure::Lost(error) } else { Failure::Refused(error) }
+        if error.errno() != libc::ECONNRESET {
+            return Failure::Refused(error);
+        }
+        self.last_words().map_or(Failure::Lost(error), Failure::Refused)
+    }
+
+    /// What the service said before it closed its end: it did not even read what was asked.
+    fn last_words(&self) -> Option<ServiceError> {
+        /// The first one may tell that there was an unread request.
+        const LOOKS: usize = 2;
+        let mut buffer = vec![0; REPLY_BYTES_MAX];
+        let received = (0..LOOKS).find_map(|_| seqpacket::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT).ok())?;
+        match protocol::decode::<Reply>(&buffer[..received.len]).ok()?.body {
+            Reply::Error { errno, what } => Some(ServiceError::new(errno, what)),
+            _ => None,
+        }
     }
 }
 

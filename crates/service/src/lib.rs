@@ -6,11 +6,13 @@
 
 pub mod client;
 pub mod cm;
+pub mod config;
 pub mod devices;
 mod error;
 mod group;
 pub mod inspect;
 pub mod keeper;
+pub mod logging;
 mod netlink;
 mod owner;
 mod probe;

@@ -20,6 +20,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::cm::protocol::{CmReply, CmRequest};
+use crate::config::Limits;
 
 /// Version of this protocol; a service refuses others.
 pub const VERSION: u32 = 3;
@@ -206,6 +207,9 @@ pub struct Status {
     pub lingering: u32,
     /// Packets that the service touched.
     pub counters: Counters,
+    /// How much programs may have.
+    #[serde(default)]
+    pub limits: Limits,
 }
 
 /// What one program holds.
@@ -227,6 +231,9 @@ pub struct ClientStatus {
     /// Ids on which it listens for connections (RDMA-CM).
     #[serde(default)]
     pub listeners: u32,
+    /// Connections that are being made (RDMA-CM).
+    #[serde(default)]
+    pub pending: u32,
 }
 
 /// Some of the connection manager's ids.
@@ -438,9 +445,10 @@ mod tests {
             uid: u32::MAX,
             program: "\u{10ffff}".repeat(PROGRAM_CHARS_MAX),
             age_s: u64::MAX,
-            lanes: vec![1000; crate::server::LANES_PER_CLIENT_MAX],
+            lanes: vec![1000; crate::server::LANES_PER_CLIENT_MAX as usize],
             groups: u32::MAX,
             listeners: u32::MAX,
+            pending: u32::MAX,
         };
         let status = Status { clients: vec![client; STATUS_PAGE], ..Status::default() };
         let page = encode(u64::MAX, Reply::Status(StatusPage { status, next: Some(u64::MAX) }));

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::config::Limits;
 use crate::group::{Group, SocketId};
 use crate::protocol::{
     self, ClientStatus, Counters, PROGRAM_CHARS_MAX, REQUEST_BYTES_MAX, Reply, Request, STATUS_PAGE, Status,
@@ -29,14 +30,15 @@ mod connections;
 mod groups;
 mod kept;
 mod lanes;
+mod limits;
 mod relay;
 mod resume;
 
 use kept::Kept;
 pub use kept::NextKeeper;
 
-/// Lanes of one program, at most. (A lane has 16,384 QP numbers.)
-pub const LANES_PER_CLIENT_MAX: usize = 64;
+/// Lanes of one program, whatever the limits say. (A lane has 16,384 QP numbers.)
+pub const LANES_PER_CLIENT_MAX: u32 = 64;
 
 /// Programs, at most.
 pub const CLIENTS_MAX: usize = 4096;
@@ -65,11 +67,18 @@ pub struct ServerOptions {
     pub port: u16,
     /// Exit after this time without clients; None: never.
     pub idle: Option<Duration>,
+    /// How much programs may have.
+    pub limits: Limits,
 }
 
 impl Default for ServerOptions {
     fn default() -> ServerOptions {
-        ServerOptions { name: DEFAULT_NAME.into(), port: ROCE_PORT, idle: Some(Duration::from_secs(10)) }
+        ServerOptions {
+            name: DEFAULT_NAME.into(),
+            port: ROCE_PORT,
+            idle: Some(Duration::from_secs(10)),
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -203,7 +212,7 @@ impl Service {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &listener, Source::Listener.token(), epoll::EventFlags::IN).map_err(failed)?;
         Ok(Service {
-            cm: cm::Host::new(options.port),
+            cm: cm::Host::new(options.port, options.limits.process.pending_connections),
             guids: None,
             options,
             epoll,
@@ -366,17 +375,16 @@ impl Service {
     }
 
     fn add_client(&mut self, connection: OwnedFd) {
-        if self.clients.len() >= CLIENTS_MAX {
-            let what = format!("the service has {CLIENTS_MAX} clients already; end some of them");
-            let refusal = protocol::encode(0, Reply::Error { errno: libc::EUSERS, what });
-            let _ = seqpacket::send(&connection, &[&refusal], &[], SendFlags::DONTWAIT);
-            return;
-        }
         let id = self.next_client;
         let peer = match sys::peer(connection.as_fd()) {
             Ok(peer) => peer,
             Err(error) => return log::warn!("a client without credentials: {error}"),
         };
+        if let Err(error) = self.may_connect(peer.uid) {
+            let refusal = protocol::encode(0, Reply::Error { errno: error.errno(), what: error.to_string() });
+            let _ = seqpacket::send(&connection, &[&refusal], &[], SendFlags::DONTWAIT);
+            return;
+        }
         let watch = epoll::add(&self.epoll, &connection, Source::Client(id).token(), epoll::EventFlags::IN)
             .and_then(|()| self.store.put(Key::Client(id), &connection));
         if let Err(errno) = watch {
@@ -515,10 +523,10 @@ impl Service {
     }
 
     fn status(&self, from: u64) -> StatusPage {
-        let listeners = self.cm.listeners();
+        let used = self.id_use();
         let mut rest = self.clients.range(from..);
         let status = |(id, client): (&u64, &Client)| {
-            client.status(listeners.get(id).copied().unwrap_or(0), self.groups_of(client))
+            client.status(used.get(id).copied().unwrap_or_default(), self.groups_of(client))
         };
         let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
@@ -532,6 +540,7 @@ impl Service {
             sockets: self.group.as_ref().map_or(0, |group| group.len() as u32),
             lingering: self.group.as_ref().map_or(0, |group| group.lingering() as u32),
             counters: self.counters,
+            limits: self.options.limits,
         };
         StatusPage { status, next: rest.next().map(|(id, _)| *id) }
     }
@@ -556,7 +565,12 @@ impl Service {
 }
 
 impl Client {
-    fn status(&self, listeners: u32, groups: u32) -> ClientStatus {
+    /// What it calls itself.
+    fn name(&self) -> &str {
+        self.program.as_deref().unwrap_or("a program without a name")
+    }
+
+    fn status(&self, used: limits::IdUse, groups: u32) -> ClientStatus {
         ClientStatus {
             pid: self.peer.pid,
             uid: self.peer.uid,
@@ -564,7 +578,8 @@ impl Client {
             age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
             groups,
-            listeners,
+            listeners: used.listeners,
+            pending: used.pending,
         }
     }
 }

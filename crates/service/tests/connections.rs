@@ -25,7 +25,7 @@ const DISCONNECTED: u32 = 10;
 
 /// A service with a name and a port of its own.
 fn host() -> (Hosted, StartOptions) {
-    let options = ServerOptions { name: free_name(), port: free_port(), idle: None };
+    let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
     let client = StartOptions {
         name: options.name.clone(),
         port: options.port,

@@ -5,6 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_service::client::{Client, LaneLease, Relayed, StartOptions};
+use ferroce_service::cm::client::EventChannel;
+use ferroce_service::cm::protocol::{CmRequest, Ece, Param};
+use ferroce_service::cm::route;
+use ferroce_service::config::{Limits, ProcessLimits, UserLimits};
 use ferroce_service::protocol::{Counters, RingCall, RingStep, Status};
 use ferroce_service::server::{Hosted, LANES_PER_CLIENT_MAX, ServerOptions, Service, raise_descriptor_limit};
 use ferroce_testkit::{free_name, free_port};
@@ -17,7 +21,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 fn server_options() -> ServerOptions {
     // Some tests have many clients and lanes, and all tests may run at once.
     raise_descriptor_limit();
-    ServerOptions { name: free_name(), port: free_port(), idle: None }
+    ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() }
 }
 
 fn client_options(service: &ServerOptions) -> StartOptions {
@@ -189,11 +193,117 @@ fn one_program_gets_no_more_than_its_share_of_lanes() {
     let leases: Vec<LaneLease> = (0..LANES_PER_CLIENT_MAX).map(|_| client.lease_lane().unwrap()).collect();
     let error = client.lease_lane().unwrap_err();
     assert_eq!(error.errno(), libc::ENOSPC);
-    assert!(error.to_string().contains("64 lanes already"), "{error}");
+    assert!(error.to_string().contains("has 64 lanes already, and limits.process.lanes is 64"), "{error}");
     connect(&options).lease_lane().unwrap();
     drop(leases);
     wait_for(&client, |status| status.clients.iter().all(|client| client.lanes.is_empty()));
     client.lease_lane().unwrap();
+}
+
+/// A service with limits.
+fn limited(limits: Limits) -> (Hosted, StartOptions) {
+    let options = ServerOptions { limits, ..server_options() };
+    let client = client_options(&options);
+    (Service::spawn_in_process(options).unwrap(), client)
+}
+
+#[test]
+fn one_user_gets_no_more_than_its_share() {
+    let user = UserLimits { programs: 3, lanes: 2, ..UserLimits::default() };
+    let (_service, options) = limited(Limits { user, ..Limits::default() });
+    let clients = [connect(&options), connect(&options), connect(&options)];
+    let refused = Client::connect(&options).unwrap_err();
+    assert_eq!(refused.errno(), libc::EUSERS);
+    assert!(refused.to_string().contains("limits.user.programs is 3"), "{refused}");
+
+    let lease = clients[0].lease_lane().unwrap();
+    let _other = clients[1].lease_lane().unwrap();
+    let refused = clients[2].lease_lane().unwrap_err();
+    assert_eq!(refused.errno(), libc::ENOSPC);
+    assert!(refused.to_string().contains("the user has 2 lanes already, and limits.user.lanes is 2"), "{refused}");
+    lease.release().unwrap();
+    clients[2].lease_lane().unwrap();
+    assert_eq!(clients[0].status().unwrap().limits.user, user);
+}
+
+#[test]
+fn listeners_and_connections_that_are_being_made_have_limits() {
+    let process = ProcessLimits { listeners: 2, pending_connections: 3, ..ProcessLimits::default() };
+    let user = UserLimits { listeners: 3, ..UserLimits::default() };
+    let (_service, options) = limited(Limits { process, user });
+    let clients = [connect(&options), connect(&options)];
+    let lanes = clients.each_ref().map(|client| client.lease_lane().unwrap());
+    let channels = clients.each_ref().map(|client| EventChannel::open(client).unwrap());
+    let listen = |at: usize| {
+        let id = clients[at].cm_create_id(&channels[at], 0x0106, false).unwrap();
+        let addr = clients[at].cm_bind(id, "127.0.0.1:0".parse().unwrap(), false, false).unwrap();
+        clients[at].cm(CmRequest::Listen { id, backlog: 0 }).map(|()| (id, addr))
+    };
+    let refused = |error: ferroce_service::ServiceError, limit: &str| {
+        assert_eq!(error.errno(), libc::ENOMEM);
+        assert!(error.to_string().contains(limit), "{error}");
+    };
+    let (first, addr) = listen(0).unwrap();
+    listen(0).unwrap();
+    refused(listen(0).unwrap_err(), "the program has 2 listeners already, and limits.process.listeners is 2");
+    listen(1).unwrap();
+    refused(listen(1).unwrap_err(), "the user has 3 listeners already, and limits.user.listeners is 3");
+
+    // The listener answers none of them.
+    let path = route::resolve(addr, None).unwrap().path;
+    let ask = |tag: u32| {
+        let id = clients[1].cm_create_id(&channels[1], 0x0106, false).unwrap();
+        let param = Param { qpn: u32::from(lanes[1].lane()) << 14 | tag, ..Param::default() };
+        let (port, private_data, ece) = (addr.port(), Vec::new(), Ece::default());
+        clients[1].cm(CmRequest::Connect { id, path, port, param, private_data, ece })
+    };
+    for tag in 1..=3 {
+        ask(tag).unwrap();
+    }
+    refused(ask(4).unwrap_err(), "limits.process.pending_connections is 3");
+    let status = clients[0].status().unwrap();
+    let used = |at: usize| (status.clients[at].listeners, status.clients[at].pending);
+    assert_eq!(used(1), (1, 3));
+    // Others are not held up, and what ends makes room.
+    clients[0].cm(CmRequest::Destroy { id: first }).unwrap();
+    listen(0).unwrap();
+}
+
+/// All lanes and listeners that it can have, relays full of nonsense, and nothing is ever given back: others go on.
+#[test]
+fn a_program_that_takes_all_it_can_costs_nobody_else() {
+    let process = ProcessLimits { lanes: 4, listeners: 50, ..ProcessLimits::default() };
+    let (_service, options) = limited(Limits { process, ..Limits::default() });
+    let (hostile, other) = (connect(&options), connect(&options));
+    let channel = EventChannel::open(&hostile).unwrap();
+    let leases: Vec<LaneLease> = std::iter::from_fn(|| hostile.lease_lane().ok()).collect();
+    let listen = |client: &Client, channel: &EventChannel| {
+        let id = client.cm_create_id(channel, 0x0106, false).unwrap();
+        client.cm_bind(id, "127.0.0.1:0".parse().unwrap(), false, false).unwrap();
+        client.cm(CmRequest::Listen { id, backlog: 0 })
+    };
+    let listeners = std::iter::from_fn(|| listen(&hostile, &channel).ok()).count();
+    assert_eq!((leases.len(), listeners), (4, 50));
+
+    let nonsense = [0x5a; 3000];
+    let mut handed_in = 0;
+    for round in 0..2000 {
+        handed_in += u64::from(leases[round % 4].relay_send_raw(&nonsense[..1 + round]).unwrap());
+    }
+    let lease = other.lease_lane().unwrap();
+    let own = EventChannel::open(&other).unwrap();
+    listen(&other, &own).unwrap();
+    assert!(
+        lease
+            .relay_send("10.0.0.1:1".parse().unwrap(), "10.0.0.2".parse().unwrap(), &packet(leases[0].lane(), 1))
+            .unwrap()
+    );
+    let status = wait_for(&other, |status| status.counters.relay_in == handed_in + 1);
+    assert_eq!((status.counters.relay_out, status.counters.drop_short), (1, handed_in));
+
+    drop((leases, channel, hostile));
+    let status = wait_for(&other, |status| status.clients.len() == 1 && status.lingering == 0);
+    assert_eq!((status.clients[0].lanes.len(), status.clients[0].listeners), (1, 1));
 }
 
 #[test]
@@ -495,7 +605,10 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     let release =
         any::<u16>().prop_map(|lane| format!(r#"{{"id":3,"body":{{"ReleaseLane":{{"lane":{lane}}}}}}}"#).into());
     let status = any::<u64>().prop_map(|from| format!(r#"{{"id":4,"body":{{"Status":{{"from":{from}}}}}}}"#).into());
-    let well_formed = prop_oneof![hello.clone(), hello, lease, release, status];
+    let reclaim = any::<(u16, u64)>().prop_map(|(lane, lease)| {
+        format!(r#"{{"id":5,"body":{{"Reclaim":{{"lane":{lane},"lease":{lease}}}}}}}"#).into()
+    });
+    let well_formed = prop_oneof![hello.clone(), hello, lease, release, status, reclaim];
     let damaged = (well_formed.clone(), any::<usize>(), any::<u8>()).prop_map(|(mut bytes, at, value)| {
         let at = at % bytes.len();
         bytes[at] = value;

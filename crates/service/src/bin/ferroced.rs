@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use ferroce_service::config::Config;
 use ferroce_service::server::{ServerOptions, Service, raise_descriptor_limit};
 use ferroce_service::start::{READY, TAKEN};
-use ferroce_service::{ServiceError, keeper};
+use ferroce_service::{ServiceError, keeper, logging};
 
 const HELP: &str = "\
 ferroced: the Ferroce service, which shares UDP port 4791 of a network namespace among its programs.
@@ -18,6 +19,24 @@ Programs start it by themselves; it ends when nobody has used it for a while.
   --ready       say `ready` on standard output when it listens, then let go of it
 
   FERROCE_SERVICE_IDLE_S   seconds without users after which it ends (10; 0: never)
+  FERROCE_CONFIG           the configuration, instead of /etc/ferroce/ferroce.toml and ~/.config/ferroce/ferroce.toml
+  FERROCE_LOG              without a log file: log on standard error (error, warn, info, debug, trace)
+
+The configuration, with what it has by itself:
+
+  idle_s = 10                      # FERROCE_SERVICE_IDLE_S goes before it
+  [log]
+  file = \"...\"                     # none; lines are appended
+  level = \"info\"                   # info tells every lease
+  [limits.process]                 # of one program
+  lanes = 64
+  listeners = 4096
+  pending_connections = 4096
+  [limits.user]                    # of all programs of a user
+  programs = 4096
+  lanes = 1023
+  listeners = 16384
+  pending_connections = 16384
 ";
 
 /// What the keeper calls its child with.
@@ -25,6 +44,9 @@ const WORKER: &str = "--worker";
 
 /// What a service that has lost its keeper calls the next one with.
 const KEEPER: &str = "--keeper";
+
+/// Before the configuration that the first process has read, as JSON.
+const CONFIG: &str = "--config-json";
 
 /// This program, also when its file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -39,11 +61,14 @@ fn main() -> ExitCode {
         }
         Err(what) => return fail(&what),
     };
+    if let Err(error) = logging::start(&parsed.config.log) {
+        return fail(&error.to_string());
+    }
     raise_descriptor_limit();
     let outcome = match parsed.role {
-        Role::Worker => work(parsed.options),
-        Role::NextKeeper => take_over(&parsed.options),
-        Role::Keeper { ready } => match keep(&parsed.options, ready) {
+        Role::Worker => work(parsed.options, parsed.config),
+        Role::NextKeeper => take_over(&parsed.options, &parsed.config),
+        Role::Keeper { ready } => match keep(&parsed.options, &parsed.config, ready) {
             Err(error) if error.errno() == libc::EADDRINUSE && ready => {
                 let _ = std::io::stdout().write_all(TAKEN.as_bytes());
                 Ok(())
@@ -57,8 +82,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn keep(options: &ServerOptions, ready: bool) -> Result<(), ServiceError> {
-    keeper::run(&options.name, &|| this_program(WORKER, options), || {
+fn keep(options: &ServerOptions, config: &Config, ready: bool) -> Result<(), ServiceError> {
+    keeper::run(&options.name, &|| this_program(WORKER, options, config), || {
         if ready {
             let _ = std::io::stdout().write_all(READY.as_bytes()).and_then(|()| std::io::stdout().flush());
             // Whoever waits for the end of our output need not wait for ours.
@@ -69,26 +94,27 @@ fn keep(options: &ServerOptions, ready: bool) -> Result<(), ServiceError> {
     })
 }
 
-/// This program in another role, with the same name and port.
-fn this_program(role: &str, options: &ServerOptions) -> Command {
+/// This program in another role, with the same name, port and configuration: files may change, and be wrong by then.
+fn this_program(role: &str, options: &ServerOptions, config: &Config) -> Command {
+    let config = serde_json::to_string(config).expect("a configuration has string keys and paths that were text");
     let mut command = Command::new(THIS_PROGRAM);
-    command.args([role, "--name", &options.name, "--port", &options.port.to_string()]);
+    command.args([role, "--name", &options.name, "--port", &options.port.to_string(), CONFIG, &config]);
     command
 }
 
 /// Serves; the keeper is at standard input.
-fn work(options: ServerOptions) -> Result<(), ServiceError> {
+fn work(options: ServerOptions, config: Config) -> Result<(), ServiceError> {
     let keeper = standard_input()?;
     let next_keeper = {
         let options = options.clone();
-        move || this_program(KEEPER, &options)
+        move || this_program(KEEPER, &options, &config)
     };
     Service::resume(options, keeper, Box::new(next_keeper))?.run()
 }
 
 /// Keeps; the service is at standard input.
-fn take_over(options: &ServerOptions) -> Result<(), ServiceError> {
-    keeper::take_over(&standard_input()?, &|| this_program(WORKER, options))
+fn take_over(options: &ServerOptions, config: &Config) -> Result<(), ServiceError> {
+    keeper::take_over(&standard_input()?, &|| this_program(WORKER, options, config))
 }
 
 /// The socket at standard input, whose place /dev/null takes.
@@ -110,6 +136,7 @@ fn fail(what: &str) -> ExitCode {
 
 struct Parsed {
     options: ServerOptions,
+    config: Config,
     role: Role,
 }
 
@@ -123,10 +150,7 @@ enum Role {
 fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed>, String> {
     let mut options = ServerOptions::default();
     let mut role = Role::Keeper { ready: false };
-    if let Some(text) = idle_s {
-        let seconds: u64 = text.parse().map_err(|_| format!("FERROCE_SERVICE_IDLE_S={text} is not a number"))?;
-        options.idle = (seconds > 0).then(|| Duration::from_secs(seconds));
-    }
+    let mut config = None;
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -136,9 +160,22 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
             "--ready" => role = Role::Keeper { ready: true },
             WORKER => role = Role::Worker,
             KEEPER => role = Role::NextKeeper,
+            CONFIG => config = Some(serde_json::from_str(&value()?).map_err(|error| format!("{CONFIG}: {error}"))?),
             "--help" | "-h" => return Ok(None),
             other => return Err(format!("unknown argument {other}; see --help")),
         }
     }
-    Ok(Some(Parsed { options, role }))
+    let config: Config = match config {
+        Some(config) => config,
+        None => Config::load().map_err(|error| error.to_string())?,
+    };
+    let idle_s = match idle_s {
+        Some(text) => Some(text.parse().map_err(|_| format!("FERROCE_SERVICE_IDLE_S={text} is not a number"))?),
+        None => config.idle_s,
+    };
+    if let Some(seconds) = idle_s {
+        options.idle = (seconds > 0).then(|| Duration::from_secs(seconds));
+    }
+    options.limits = config.limits;
+    Ok(Some(Parsed { options, config, role }))
 }

@@ -66,9 +66,12 @@ pub(crate) struct Asker<'a> {
 }
 
 impl Host {
-    pub(crate) fn new(port: u16) -> Host {
+    /// `backlog`: requests that may wait at one listener.
+    pub(crate) fn new(port: u16, backlog: u32) -> Host {
+        let mut config = Config::new(rand::random());
+        config.limits.backlog = config.limits.backlog.min(backlog as usize);
         Host {
-            cm: Cm::new(Config::new(rand::random())),
+            cm: Cm::new(config),
             gsi: Gsi::new(port),
             epoch: Instant::now(),
             channels: BTreeMap::new(),
@@ -93,13 +96,9 @@ impl Host {
         self.cm.next_timeout().is_none() && self.channels.is_empty()
     }
 
-    /// How many ids of each client listen; clients without any are left out.
-    pub(crate) fn listeners(&self) -> BTreeMap<u64, u32> {
-        let mut listeners = BTreeMap::new();
-        for Owner(client) in self.cm.ids().filter(|id| id.state == State::Listen).filter_map(|id| id.owner) {
-            *listeners.entry(client).or_default() += 1;
-        }
-        listeners
+    /// All ids.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = IdInfo> {
+        self.cm.ids()
     }
 
     /// Ids from a number on, as many as a page has, and the number of the next one.

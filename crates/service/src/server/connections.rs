@@ -30,12 +30,13 @@ impl Service {
             | CmRequest::Adopt { .. } => self.look_up_guids(),
             _ => Ok(()),
         };
+        let allowed = opened.and_then(|()| self.may_ask(id, &asked));
         let lanes = &self.clients[&id].lanes;
         let holds_qpn = |qpn: u32| u16::try_from(qpn >> LANE_SHIFT).is_ok_and(|lane| lanes.contains_key(&lane));
         let guids = self.guids.as_ref().map(|(_, guids)| guids);
         let guid_of = |addr: IpAddr| guids.and_then(|guids| guids.get(&addr).copied());
         let asker = Asker { client: id, holds_qpn: &holds_qpn, guid_of: &guid_of };
-        match opened.and_then(|()| self.cm.answer(&asker, asked)) {
+        match allowed.and_then(|()| self.cm.answer(&asker, asked)) {
             Ok(Outcome::Reply(reply)) => self.reply(id, request, Reply::Cm(reply), &[]),
             Ok(Outcome::Channel(channel, theirs)) => {
                 let ours = self.cm.channel_fd(channel).expect("it was just made");

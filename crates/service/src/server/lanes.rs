@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use super::groups::Memberships;
-use super::{LANES_PER_CLIENT_MAX, Lend, Service, SocketId, Source};
+use super::{Lend, Service, SocketId, Source};
 use crate::protocol::Reply;
 use crate::store::Key;
 use crate::sys::Peer;
@@ -30,7 +30,8 @@ impl Service {
             Ok((lane, socket, copy, relay)) => {
                 let (seed, lease) = (rand::random(), self.lease_of(lane));
                 self.reply(id, request, Reply::Lane { lane, seed, lease }, &[copy.as_fd(), relay.as_fd()]);
-                log::debug!("client {id} has lane {lane} with socket {socket}");
+                self.audit(id, "leased", lane, lease);
+                log::debug!("lane {lane} has socket {socket}");
             }
             Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
         }
@@ -57,7 +58,7 @@ impl Service {
     pub(super) fn reclaim(&mut self, id: u64, request: u64, lane: u16, lease: u64, descriptors: Vec<OwnedFd>) {
         match self.take_back(id, lane, lease, descriptors) {
             Ok(relay) => {
-                log::info!("client {id} has brought its lane {lane} along from an earlier service");
+                self.audit(id, "brought along from an earlier service", lane, lease);
                 self.reply(id, request, Reply::Reclaimed { lane }, &[relay.as_fd()]);
             }
             Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
@@ -120,16 +121,6 @@ impl Service {
         Ok((lane, socket, copy, theirs))
     }
 
-    fn may_have_lane(&self, id: u64) -> Result<(), ServiceError> {
-        let client = &self.clients[&id];
-        self.may_hold_sockets(client.peer)?;
-        if client.lanes.len() >= LANES_PER_CLIENT_MAX {
-            let what = format!("the program has {LANES_PER_CLIENT_MAX} lanes already, which is the most for one");
-            return Err(ServiceError::new(libc::ENOSPC, what));
-        }
-        Ok(())
-    }
-
     /// Notes that a client has a lane, whose socket is steered to already.
     fn enlist(&mut self, id: u64, lane: u16, socket: SocketId, lend: Lend) -> Result<(), ServiceError> {
         let watch = epoll::add(&self.epoll, &lend.relay, Source::Relay(socket).token(), epoll::EventFlags::IN)
@@ -147,13 +138,21 @@ impl Service {
         Ok(())
     }
 
+    /// One line for everything that happens to a lease.
+    fn audit(&self, id: u64, what: &str, lane: u16, lease: u64) {
+        if let Some(client) = self.clients.get(&id) {
+            let Peer { pid, uid } = client.peer;
+            log::info!("lane {lane} (lease {lease:016x}) {what}: {}, pid {pid}, uid {uid}", client.name());
+        }
+    }
+
     /// Names the lease of a lane; 0: there is none.
     pub(super) fn lease_of(&self, lane: u16) -> u64 {
         self.lanes.get(&lane).map_or(0, |socket| self.lends[socket].lease)
     }
 
     /// A socket of the group is power over all of it, so that only the service's own user gets one.
-    fn may_hold_sockets(&self, peer: Peer) -> Result<(), ServiceError> {
+    pub(super) fn may_hold_sockets(&self, peer: Peer) -> Result<(), ServiceError> {
         if peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped()) {
             return Ok(());
         }
@@ -201,6 +200,7 @@ impl Service {
         let lend = self.lends.get_mut(&socket).expect("its socket is lent");
         lend.lane = None;
         let groups = std::mem::take(&mut lend.groups);
+        log::info!("lane {lane} (lease {:016x}) is free", lend.lease);
         self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
         // Its former holder may keep the socket; the host shall not stay in its groups for that.
         self.leave_all(socket, groups);

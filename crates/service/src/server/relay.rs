@@ -203,7 +203,7 @@ mod tests {
     /// One datagram of the network or several that the kernel merged: each packet is counted.
     #[test]
     fn merged_strays_are_dealt_with_one_by_one() {
-        let options = ServerOptions { name: free_name(), port: free_port(), idle: None };
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
         let client = StartOptions { name: options.name.clone(), port: options.port, ..StartOptions::default() };
         let to = ("127.0.0.1", options.port);
         let _service = Service::spawn_in_process(options).unwrap();

@@ -1,0 +1,257 @@
+//! `ferroce.toml`: what the service allows, and whether it keeps a log.
+//!
+//! The system's file is read first, then the user's, whose keys go before the system's; with `FERROCE_CONFIG` only the file that
+//! it names. No file need be there. A key that does not exist is an error: a limit with a typing error would be none.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::server::LANES_PER_CLIENT_MAX;
+use crate::{LANE_MAX, ServiceError};
+
+/// Names the only configuration file.
+pub const CONFIG_VARIABLE: &str = "FERROCE_CONFIG";
+
+/// The system's file.
+pub const SYSTEM_FILE: &str = "/etc/ferroce/ferroce.toml";
+
+/// The user's file, below `XDG_CONFIG_HOME` or `~/.config`.
+const USER_FILE: &str = "ferroce/ferroce.toml";
+
+/// Longest file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What a file may say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The service ends after so many seconds without users; 0: never. `FERROCE_SERVICE_IDLE_S` goes before it.
+    pub idle_s: Option<u64>,
+    /// The service's log.
+    pub log: Log,
+    /// How much programs may have.
+    pub limits: Limits,
+}
+
+/// The table `[log]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// Lines are appended to this file; none is written without it.
+    pub file: Option<PathBuf>,
+    /// The least that is written; `info` tells every lease.
+    pub level: Level,
+}
+
+/// How much is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)] // as crate log has them
+pub enum Level {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+impl From<Level> for log::LevelFilter {
+    fn from(level: Level) -> log::LevelFilter {
+        match level {
+            Level::Error => log::LevelFilter::Error,
+            Level::Warn => log::LevelFilter::Warn,
+            Level::Info => log::LevelFilter::Info,
+            Level::Debug => log::LevelFilter::Debug,
+            Level::Trace => log::LevelFilter::Trace,
+        }
+    }
+}
+
+/// The tables `[limits.process]` and `[limits.user]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Of one program.
+    pub process: ProcessLimits,
+    /// Of all programs of one user together.
+    pub user: UserLimits,
+}
+
+/// How much one program may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProcessLimits {
+    /// Lanes; each has 16,382 queue pair numbers. Refusals: ENOSPC.
+    pub lanes: u32,
+    /// Ids that listen for connections. Refusals: ENOMEM.
+    pub listeners: u32,
+    /// Connections that are being made, and requests that wait at one listener. Refusals: ENOMEM; requests of peers above it are
+    /// dropped as behind a full backlog.
+    pub pending_connections: u32,
+}
+
+impl Default for ProcessLimits {
+    fn default() -> ProcessLimits {
+        ProcessLimits { lanes: LANES_PER_CLIENT_MAX, listeners: 4096, pending_connections: 4096 }
+    }
+}
+
+/// How much the programs of one user may have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct UserLimits {
+    /// Programs that are connected. Refusals: EUSERS.
+    pub programs: u32,
+    /// Lanes. Refusals: ENOSPC.
+    pub lanes: u32,
+    /// Ids that listen for connections. Refusals: ENOMEM.
+    pub listeners: u32,
+    /// Connections that are being made. Refusals: ENOMEM.
+    pub pending_connections: u32,
+}
+
+impl Default for UserLimits {
+    fn default() -> UserLimits {
+        UserLimits { programs: 4096, lanes: LANE_MAX.into(), listeners: 16_384, pending_connections: 16_384 }
+    }
+}
+
+impl Config {
+    /// What the files of this system and this user say.
+    ///
+    /// EINVAL: a file says what cannot be; the text names file, line and remedy. Others: a file cannot be read.
+    pub fn load() -> Result<Config, ServiceError> {
+        let files = files(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+        let mut merged = toml::Table::new();
+        for (path, must_exist) in files {
+            if let Some(text) = read(&path, must_exist)? {
+                merge(&mut merged, parse(&path, &text)?);
+            }
+        }
+        // Each file was right by itself, and so are both together.
+        merged.try_into().map_err(|error| ServiceError::new(libc::EINVAL, format!("the configuration: {error}")))
+    }
+}
+
+/// The files to read, later ones going before earlier ones, and whether they must be there.
+fn files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, bool)> {
+    if let Some(path) = variable(CONFIG_VARIABLE) {
+        return vec![(path.into(), true)];
+    }
+    let home = || Some(PathBuf::from(variable("HOME")?).join(".config"));
+    let user = variable("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home).filter(|path| path.is_absolute());
+    let user = user.map(|folder| (folder.join(USER_FILE), false));
+    [Some((SYSTEM_FILE.into(), false)), user].into_iter().flatten().collect()
+}
+
+fn read(path: &Path, must_exist: bool) -> Result<Option<String>, ServiceError> {
+    let failed = |error: std::io::Error| {
+        let (name, errno) = (path.display(), error.raw_os_error().unwrap_or(libc::EIO));
+        let what = format!(
+            "the configuration {name} cannot be read: {error}; correct it, or set {CONFIG_VARIABLE} to another one"
+        );
+        ServiceError::new(errno, what)
+    };
+    match std::fs::metadata(path) {
+        Ok(found) if found.len() > FILE_BYTES_MAX => {
+            let what = format!("the configuration {} has more than {FILE_BYTES_MAX} bytes", path.display());
+            Err(ServiceError::new(libc::EFBIG, what))
+        }
+        Ok(_) => std::fs::read_to_string(path).map(Some).map_err(failed),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(None),
+        // HOME is another user's, as after `su`.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && is_users(path, must_exist) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Whether a file is that of the user's home.
+fn is_users(path: &Path, must_exist: bool) -> bool {
+    !must_exist && path != Path::new(SYSTEM_FILE)
+}
+
+/// The file's keys, all of which exist and have values that can be.
+fn parse(path: &Path, text: &str) -> Result<toml::Table, ServiceError> {
+    let wrong = |error: toml::de::Error| {
+        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let (name, why) = (path.display(), error.message().to_owned());
+        ServiceError::new(libc::EINVAL, format!("{name}, line {line}: {why}; correct the line, or take it out"))
+    };
+    let config: Config = toml::from_str(text).map_err(wrong)?;
+    let lanes = config.limits.process.lanes;
+    if lanes > LANES_PER_CLIENT_MAX {
+        let what = format!("{}: limits.process.lanes is {lanes}, and at most {LANES_PER_CLIENT_MAX}", path.display());
+        return Err(ServiceError::new(libc::EINVAL, what));
+    }
+    toml::from_str(text).map_err(wrong)
+}
+
+fn merge(into: &mut toml::Table, from: toml::Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(toml::Value::Table(into)), toml::Value::Table(from)) => merge(into, from),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        let error = parse(Path::new("/x/ferroce.toml"), text).unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL);
+        error.to_string()
+    }
+
+    #[test]
+    fn unknown_keys_are_told_with_their_line_and_what_there_is() {
+        let text = refusal("# comment\n[limits.process]\nlanes = 3\nlanez = 4\n");
+        assert!(text.starts_with("/x/ferroce.toml, line 4: unknown field `lanez`"), "{text}");
+        assert!(text.contains("`listeners`") && text.ends_with("correct the line, or take it out"), "{text}");
+        assert!(refusal("[limits.user]\nlanes = -1\n").contains("line 2"));
+        assert!(refusal("[limits.process]\nlanes = 65\n").contains("at most 64"));
+        assert!(refusal("\n\nlanes = \n").contains("line 3"));
+        assert!(refusal("[log]\nlevel = \"loud\"\n").contains("`info`"));
+    }
+
+    #[test]
+    fn the_users_keys_go_before_the_systems() {
+        let file = |text| parse(Path::new("x"), text).unwrap();
+        let mut merged = file("idle_s = 5\n[limits.process]\nlanes = 3\nlisteners = 7\n");
+        merge(&mut merged, file("[limits.process]\nlanes = 4\n[limits.user]\nprograms = 9\n"));
+        let config: Config = merged.try_into().unwrap();
+        assert_eq!(config.idle_s, Some(5));
+        assert_eq!((config.limits.process.lanes, config.limits.process.listeners), (4, 7));
+        assert_eq!((config.limits.user.programs, config.limits.user.lanes), (9, 1023));
+    }
+
+    #[test]
+    fn files_are_looked_for_where_systems_have_them() {
+        let with = |set: &[(&str, &str)]| {
+            let set: Vec<(String, OsString)> = set.iter().map(|(name, value)| ((*name).into(), value.into())).collect();
+            let found = files(|name| Some(set.iter().find(|(known, _)| known == name)?.1.clone()));
+            found.into_iter().map(|(path, must)| (path.to_str().unwrap().to_owned(), must)).collect::<Vec<_>>()
+        };
+        let system = (SYSTEM_FILE.to_owned(), false);
+        assert_eq!(with(&[("HOME", "/h")]), [system.clone(), ("/h/.config/ferroce/ferroce.toml".into(), false)]);
+        let both = with(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/c")]);
+        assert_eq!(both, [system.clone(), ("/c/ferroce/ferroce.toml".into(), false)]);
+        assert_eq!(with(&[]), [system]);
+        assert_eq!(with(&[("HOME", "/h"), (CONFIG_VARIABLE, "/f.toml")]), [("/f.toml".into(), true)]);
+    }
+
+    #[test]
+    fn a_named_file_must_be_there() {
+        let error = read(Path::new("/nonexistent/f.toml"), true).unwrap_err();
+        assert_eq!(error.errno(), libc::ENOENT);
+        assert!(error.to_string().contains("/nonexistent/f.toml"), "{error}");
+        assert_eq!(read(Path::new("/nonexistent/f.toml"), false).unwrap(), None);
+    }
+}
