@@ -104,7 +104,7 @@ pub enum Request {
         /// Where the last page ended ([`StatusPage::next`]); 0: from the start.
         from: u64,
     },
-    /// The connection manager's ids, of all programs. Answered by [`Reply::CmIds`].
+    /// The connection manager's ids, of the programs that [`Status::clients`] tells of. Answered by [`Reply::CmIds`].
     CmIds {
         /// Where the last page ended ([`CmIdPage::next`]); 0: from the start.
         from: u64,
@@ -199,7 +199,7 @@ pub struct Status {
     /// How often it crashed since, and was taken over without loss.
     #[serde(default)]
     pub restarts: u32,
-    /// The programs that are connected, the asking one included.
+    /// The programs that are connected, the asking one included. Only the service's user and root are told of other users'.
     pub clients: Vec<ClientStatus>,
     /// Sockets of the group, the service's own and spare ones included; 0: the port is not open.
     pub sockets: u32,

@@ -457,11 +457,11 @@ impl Service {
             Request::LeaseLane => return self.lease(id, request),
             Request::Reclaim { lane, lease } => return self.reclaim(id, request, lane, lease, descriptors),
             Request::ReleaseLane { lane } => self.release(id, lane),
-            Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_of(lane) }),
+            Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_for(id, lane) }),
             Request::JoinGroup { lane, group, ifindex } => self.join_group(id, lane, group, ifindex),
             Request::LeaveGroup { lane, group, ifindex } => self.leave_group(id, lane, group, ifindex),
-            Request::Status { from } => Ok(Reply::Status(self.status(from))),
-            Request::CmIds { from } => Ok(Reply::CmIds(self.cm_ids(from))),
+            Request::Status { from } => Ok(Reply::Status(self.status(id, from))),
+            Request::CmIds { from } => Ok(Reply::CmIds(self.cm_ids(id, from))),
             Request::Cm(asked) => return self.answer_cm(id, request, asked),
         };
         match outcome {
@@ -522,9 +522,15 @@ impl Service {
         }
     }
 
-    fn status(&self, from: u64) -> StatusPage {
+    /// Whether a client is told of what a program of this user has: root, the service's user and that user are.
+    fn may_see(&self, id: u64, uid: u32) -> bool {
+        let own = self.clients[&id].peer.uid;
+        own == uid || own == self.uid || own == 0
+    }
+
+    fn status(&self, id: u64, from: u64) -> StatusPage {
         let used = self.id_use();
-        let mut rest = self.clients.range(from..);
+        let mut rest = self.clients.range(from..).filter(|(_, client)| self.may_see(id, client.peer.uid));
         let status = |(id, client): (&u64, &Client)| {
             client.status(used.get(id).copied().unwrap_or_default(), self.groups_of(client))
         };

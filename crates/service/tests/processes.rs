@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 17] = [
+const TESTS: [(&str, Test); 18] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
@@ -40,6 +40,7 @@ const TESTS: [(&str, Test); 17] = [
     ("an_idle_service_ends_and_is_started_again", an_idle_service_ends_and_is_started_again),
     ("what_cannot_be_started_is_explained", what_cannot_be_started_is_explained),
     ("other_users_are_refused_with_a_remedy", other_users_are_refused_with_a_remedy),
+    ("a_user_sees_its_own_programs_only", a_user_sees_its_own_programs_only),
     ("a_namespace_of_its_own_has_its_own_port", a_namespace_of_its_own_has_its_own_port),
 ];
 
@@ -212,6 +213,7 @@ fn role(arguments: &[String]) {
         "start" => role_start(&options),
         "refused" => role_refused(&options),
         "ask" => role_ask(&options),
+        "look" => role_look(&options),
         "namespace" => role_namespace(),
         other => panic!("no role {other}"),
     }
@@ -312,6 +314,15 @@ fn role_refused(options: &StartOptions) {
 fn role_ask(options: &StartOptions) {
     let client = Client::connect(options).unwrap();
     say(client.status().unwrap().pid);
+    wait_for_end_of_input();
+}
+
+/// Says how much it sees of others: programs, ids of the connection manager, and lanes whose lease it is told.
+fn role_look(options: &StartOptions) {
+    let client = Client::connect(options).unwrap();
+    let (programs, ids) = (client.status().unwrap().clients.len(), client.cm_ids().unwrap().len());
+    let leases = (1..=1023).filter(|lane| client.lease_of(*lane).unwrap().is_some()).count();
+    say(format_args!("{programs} {ids} {leases}"));
     wait_for_end_of_input();
 }
 
@@ -859,6 +870,29 @@ fn other_users_are_refused_with_a_remedy(scene: &Scene) {
     nobodys.kill();
     kill(service);
     helper.end();
+}
+
+/// Root's service. What root's programs have, root sees; another user's program sees itself.
+fn a_user_sees_its_own_programs_only(scene: &Scene) {
+    if !rustix::process::geteuid().is_root() {
+        return println!("(not root: there is no other user to be)");
+    }
+    let client = scene.connect_or_start();
+    let _leases = [client.lease_lane().unwrap(), client.lease_lane().unwrap()];
+    let channel = ferroce_service::cm::client::EventChannel::open(&client).unwrap();
+    client.cm_create_id(&channel, 0x0106, false).unwrap();
+    let mut own = scene.helper("look");
+    assert_eq!(own.line(), "2 1 2");
+    own.end();
+
+    let reachable = Reachable::new(scene);
+    let mut command = Command::new(reachable.copy(&std::env::current_exe().unwrap()));
+    command.args(scene.helper_command("look").get_args());
+    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut nobodys = Helper::spawn(command);
+    assert_eq!(nobodys.line(), "1 0 0");
+    assert_eq!(client.status().unwrap().clients.len(), 2, "root sees it");
+    nobodys.end();
 }
 
 /// A directory that every user can enter.

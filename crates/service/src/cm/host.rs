@@ -102,8 +102,8 @@ impl Host {
     }
 
     /// Ids from a number on, as many as a page has, and the number of the next one.
-    pub(crate) fn page_of_ids(&self, from: u64) -> (Vec<IdInfo>, Option<u64>) {
-        let mut ids = self.cm.ids().filter(|info| info.id.number() >= from);
+    pub(crate) fn page_of_ids(&self, from: u64, seen: impl Fn(&IdInfo) -> bool) -> (Vec<IdInfo>, Option<u64>) {
+        let mut ids = self.cm.ids().filter(|info| info.id.number() >= from && seen(info));
         let page = ids.by_ref().take(CM_ID_PAGE).collect();
         (page, ids.next().map(|info| info.id.number()))
     }

@@ -53,9 +53,13 @@ impl Service {
         self.rewatch_channels();
     }
 
-    /// A page of all programs' ids.
-    pub(super) fn cm_ids(&self, from: u64) -> CmIdPage {
-        let (ids, next) = self.cm.page_of_ids(from);
+    /// A page of the ids that a client is told of. Those that nobody owns any more are shown to who sees all.
+    pub(super) fn cm_ids(&self, asker: u64, from: u64) -> CmIdPage {
+        let seen = |info: &IdInfo| {
+            let owner = info.owner.and_then(|Owner(client)| self.clients.get(&client));
+            self.may_see(asker, owner.map_or(self.uid, |owner| owner.peer.uid))
+        };
+        let (ids, next) = self.cm.page_of_ids(from, seen);
         let status = |info: &IdInfo| CmIdStatus {
             id: info.id.number(),
             pid: info.owner.and_then(|Owner(client)| self.clients.get(&client)).map_or(0, |client| client.peer.pid),

@@ -117,7 +117,7 @@ mod tests {
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 71, 9);
 
     fn service() -> (Hosted, StartOptions) {
-        let options = ServerOptions { name: free_name(), port: free_port(), idle: None };
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
         let client = StartOptions { name: options.name.clone(), port: options.port, ..StartOptions::default() };
         (Service::spawn_in_process(options).unwrap(), client)
     }

@@ -138,6 +138,12 @@ impl Service {
         Ok(())
     }
 
+    /// The same for a client; 0 also if the lane is that of a user whose programs it is not told of.
+    pub(super) fn lease_for(&self, id: u64, lane: u16) -> u64 {
+        let holder = self.clients.values().find(|client| client.lanes.contains_key(&lane));
+        if holder.is_some_and(|holder| self.may_see(id, holder.peer.uid)) { self.lease_of(lane) } else { 0 }
+    }
+
     /// One line for everything that happens to a lease.
     fn audit(&self, id: u64, what: &str, lane: u16, lease: u64) {
         if let Some(client) = self.clients.get(&id) {
