@@ -168,7 +168,9 @@ fn ids_are_listed() {
     let shown = |id| (row(id).space.as_str(), row(id).service.as_str(), row(id).state.as_str(), row(id).local);
     assert_eq!(shown(listener), ("TCP", "connected", "LISTEN", Some(addr)));
     assert_eq!(shown(passive), ("TCP", "connected", "REQ_RCVD", Some(addr)));
-    assert_eq!((row(active).state.as_str(), row(active).peer), ("REQ_SENT", Some(addr)));
+    // On a busy machine the passive end has asked for more time by now.
+    assert!(["REQ_SENT", "MRA_REQ_RCVD"].contains(&row(active).state.as_str()), "{}", row(active).state);
+    assert_eq!(row(active).peer, Some(addr));
     assert_eq!((row(active).qpn, row(passive).remote_qpn), (Some(client.next_qpn), Some(client.next_qpn)));
     assert!(ids.iter().all(|row| row.pid == std::process::id()));
 
