@@ -1,7 +1,7 @@
 //! The two ends of a line: a program here on Ferroce, or one in the guest on rxe.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -71,28 +71,29 @@ impl End {
 
     /// Waits until it listens on TCP `port`.
     pub fn wait_listening(&mut self, agent: &Agent, port: u16, limit: Duration) -> Result<(), Failure> {
-        let End::There(remote) = self else {
-            let End::Here(running) = self else { unreachable!("there are two kinds") };
-            return running.wait_listening(port, limit);
-        };
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Reply::Listening(true) = agent.ask(Request::Listening(port))?.wait(limit)? {
-                return Ok(());
-            }
-            if remote.poll()?.is_some() {
-                let finished = remote.finish()?;
-                let how = ended_how(finished.status);
-                return Err(Failure::new(format!("{} {how} and did not listen", remote.name)).with(finished.report()));
-            }
-            if Instant::now() > deadline {
-                return Err(Failure::new(format!(
-                    "{} did not listen on TCP port {port} within {limit:?}",
-                    remote.name
-                )));
-            }
-            interrupt::check()?;
-            sleep(ASK_AGAIN);
+        match self {
+            End::Here(running) => running.wait_listening(port, limit),
+            End::There(remote) => remote.wait_until(&format!("listen on TCP port {port}"), limit, || {
+                Ok(matches!(agent.ask(Request::Listening(port))?.wait(limit)?, Reply::Listening(true)))
+            }),
+        }
+    }
+
+    /// Waits until it listens for connections by RDMA-CM; `status` makes a `ferroce status --json`.
+    pub fn wait_connectable(
+        &mut self,
+        agent: &Agent,
+        status: impl Fn() -> Command,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        match self {
+            End::Here(running) => running.wait_connectable(status, limit),
+            // No other program is there that could listen.
+            End::There(remote) => remote.wait_until("listen for connections", limit, || {
+                let ids = agent.run(&["/bin/rdma", "resource", "show", "cm_id"], limit)?;
+                ids.check_success()?;
+                Ok(ids.stdout.contains("state LISTEN"))
+            }),
         }
     }
 
@@ -154,6 +155,29 @@ impl End {
 }
 
 impl Remote {
+    /// Asks again and again until `done`; an error if the program ends before, or `limit` is over.
+    fn wait_until(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        done: impl Fn() -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
+        let deadline = Instant::now() + limit;
+        while !done()? {
+            if self.poll()?.is_some() {
+                let finished = self.finish()?;
+                let how = ended_how(finished.status);
+                return Err(Failure::new(format!("{} {how} and did not {what}", self.name)).with(finished.report()));
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::new(format!("{} did not {what} within {limit:?}", self.name)));
+            }
+            interrupt::check()?;
+            sleep(ASK_AGAIN);
+        }
+        Ok(())
+    }
+
     fn poll(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.reply.is_none() {
             self.reply = self.ticket.poll()?;

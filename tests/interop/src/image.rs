@@ -40,6 +40,12 @@ const PROGRAMS: &[&str] = &[
     "ib_read_lat",
     "ib_atomic_bw",
     "ib_atomic_lat",
+    "rping",
+    "ucmatose",
+    "udaddy",
+    "rdma_client",
+    "rdma_server",
+    "rstream",
 ];
 
 /// The provider of rxe, which libibverbs opens by itself.

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use program_tests::connection;
 use program_tests::failure::Failure;
 use program_tests::line::{UNTIL_LISTENING, next_port};
 use program_tests::parse;
@@ -40,7 +41,7 @@ pub type References = BTreeMap<(&'static str, String), [Vec<String>; 2]>;
 pub fn run(line: &Line, world: &World, options: &Options, references: &mut References) -> Result<Counted, Trouble> {
     let reference = match line.row.kind {
         Kind::Compared | Kind::Death => Some(reference(line, world, references)?),
-        Kind::Pingpong | Kind::Perftest | Kind::Own => None,
+        Kind::Pingpong | Kind::Perftest | Kind::Connection | Kind::Own => None,
     };
     let before = world.kernel_counters().map_err(Trouble::guest)?;
     let notes = world.notes().join("counters");
@@ -171,26 +172,30 @@ fn programs(line: &Line, client: Side, world: &World, env: &[(&str, String)]) ->
     // On which a client says that the transfer is under way.
     let under_way = next_port();
     let start = |role: &str, side: Side| {
-        let mut args = arguments(line, world, side, port);
-        if role == "client" {
-            args.push(World::address(line.server).to_owned());
-        }
+        let is_client = role == "client";
+        let program =
+            if row.kind == Kind::Connection && !is_client { connection::server(row.program) } else { row.program };
+        let mut args = arguments(line, world, side, port, is_client);
         if row.kind == Kind::Death {
             args.extend(["-n".to_owned(), under_way.to_string()]);
         }
         match side {
             Side::Ferroce => {
                 let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-                world.on_ferroce(row.program, &args, &env, &format!("{role} {} (Ferroce)", row.program))
+                world.on_ferroce(program, &args, &env, &format!("{role} {program} (Ferroce)"))
             }
             Side::Kernel => {
-                let name = format!("{role} {} (kernel)", row.program);
-                world.on_kernel(row.program, &args, limit + UNTIL_LISTENING, &name)
+                let name = format!("{role} {program} (kernel)");
+                world.on_kernel(program, &args, limit + UNTIL_LISTENING, &name)
             }
         }
     };
     let mut server = start("server", line.server)?;
-    server.wait_listening(world.agent()?, port, UNTIL_LISTENING)?;
+    if row.kind == Kind::Connection {
+        server.wait_connectable(world.agent()?, || world.status(), UNTIL_LISTENING)?;
+    } else {
+        server.wait_listening(world.agent()?, port, UNTIL_LISTENING)?;
+    }
     let mut client = start("client", client)?;
     let finished = if row.kind == Kind::Death {
         client.wait_listening(world.agent()?, under_way, limit)?;
@@ -203,12 +208,18 @@ fn programs(line: &Line, client: Side, world: &World, env: &[(&str, String)]) ->
     Ok(finished.try_into().expect("two were started"))
 }
 
-fn arguments(line: &Line, world: &World, side: Side, port: u16) -> Vec<String> {
+fn arguments(line: &Line, world: &World, side: Side, port: u16, is_client: bool) -> Vec<String> {
+    if line.row.kind == Kind::Connection {
+        let address = World::address_in(line.place, side);
+        let to = is_client.then(|| World::address_in(line.place, line.server));
+        return connection::arguments(line.row.program, line.row.options, port, address, to);
+    }
     let words = line.row.options.split_whitespace();
     let mut args: Vec<String> = words.map(|word| word.replace("{mtu}", &line.place.path_mtu.to_string())).collect();
     let gid = if line.row.kind == Kind::Perftest { "-x" } else { "-g" };
     args.extend([gid.to_owned(), world.gid(line.place, side).to_string()]);
     args.extend(["-p".to_owned(), port.to_string()]);
+    args.extend(is_client.then(|| World::address(line.server).to_owned()));
     args
 }
 
@@ -225,6 +236,13 @@ fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
             let rows = parse::perftest(&program.stdout).map_err(|failure| failure.with(program.report()))?;
             // The server of a one-way test measures nothing and prints an empty table.
             if rows.is_empty() && program.name.starts_with("client") { fail("printed no result") } else { Ok(()) }
+        }
+        Kind::Connection => {
+            program.check_stderr(connection::REMARKS)?;
+            match connection::result(line.row.program, line.row.options, &program.name) {
+                text if program.stdout.contains(&text) => Ok(()),
+                text => fail(&format!("did not print {text:?}")),
+            }
         }
         Kind::Death if program.name.starts_with("server") => program.check_stderr(&[]),
         Kind::Own | Kind::Compared | Kind::Death => {

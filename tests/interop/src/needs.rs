@@ -32,6 +32,7 @@ pub const TOOLS: &[Tool] = &[
     tool("cc", "gcc"),
     tool("ibv_rc_pingpong", "ibverbs-utils"),
     tool("ib_write_bw", "perftest"),
+    tool("rping", "rdmacm-utils"),
 ];
 
 /// Programs of the host that capture and dissect.

@@ -38,6 +38,8 @@ pub enum Kind {
     Pingpong,
     /// perftest.
     Perftest,
+    /// A program of rdmacm-utils, named by its client: two processes that find each other by RDMA-CM.
+    Connection,
     /// A C program of `tests/programs` or of this folder, which checks every byte.
     Own,
     /// Such a program, of which each end tells what it saw: that must be what it sees where both ends are the kernel's.
@@ -136,6 +138,10 @@ const fn perf(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Perftest)
 }
 
+const fn connection(program: &'static str, options: &'static str) -> Row {
+    row(program, options, Kind::Connection)
+}
+
 const fn own(program: &'static str, options: &'static str) -> Row {
     row(program, options, Kind::Own)
 }
@@ -216,6 +222,15 @@ pub static ROWS: &[Row] = &[
     rc(own("verify", "-n 20 --largest 70000 --srq")),
     own("verify", "-n 20 --largest 70000 -c UC"),
     own("verify", "-n 20 -c UD"),
+    // Connections by librdmacm: Ferroce's connection manager and the kernel's rdma_cm.
+    connection("rping", "-C 5 -v -V -S 60000"),
+    connection("ucmatose", "-c 1 -C 10"),
+    connection("ucmatose", "-c 5 -C 10 -S 4096"),
+    connection("udaddy", "-c 1 -C 10"),
+    connection("udaddy", "-c 4 -C 10"),
+    connection("rdma_client", ""),
+    connection("rstream", "-T b -T v -S 70000 -I 20 -C 20"),
+    connection("rstream", "-T r -T v -S 1000000 -I 2 -C 2"),
     // What may not be: statuses at both ends.
     own("status", "--mode foreign"),
     errors(),
@@ -256,6 +271,9 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ib_atomic_lat/-o,16,-n,50", &["1500-v4"]),
     ("verify/-n,5,--largest,70000,-e", &["1500-v4", "9000-v6"]),
     ("verify/-n,20,-c,UD", &["1500-v4"]),
+    ("ucmatose/-c,1,-C,10", &["1500-v4"]),
+    ("udaddy/-c,1,-C,10", &["1500-v4"]),
+    ("rdma_client", &["1500-v4"]),
     ("errors", &["1500-v4"]),
     ("death/--mode,write", &["1500-v4"]),
     ("death/--mode,receive", &["1500-v4"]),
@@ -266,6 +284,11 @@ pub static SMOKE: &[(&str, &[&str])] = &[
 ];
 
 impl Row {
+    /// Is it run in `place`? Those that connect by RDMA-CM are run over IPv4 only so far.
+    fn runs_in(&self, place: &Place) -> bool {
+        self.kind != Kind::Connection || place.family == Family::V4
+    }
+
     /// The id of its lines without place and direction.
     pub fn name(&self) -> String {
         let mut name = self.program.to_owned();
@@ -286,7 +309,7 @@ impl Row {
 pub fn lines() -> Vec<Line> {
     let mut lines = Vec::new();
     for place in PLACES {
-        for row in ROWS {
+        for row in ROWS.iter().filter(|row| row.runs_in(place)) {
             for (server, word) in [(Side::Kernel, "kernel-serves"), (Side::Ferroce, "ferroce-serves")] {
                 lines.push(Line { id: format!("{}/{}/{word}", place.name, row.name()), place, row, server });
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use program_tests::failure::Failure;
@@ -196,6 +197,20 @@ impl World {
     /// Address of a side for the programs' own TCP connection; stock programs know only IPv4 there.
     pub fn address(side: Side) -> &'static str {
         V4[side as usize]
+    }
+
+    /// The address of a side that is of the family of `place`.
+    pub fn address_in(place: &Place, side: Side) -> &'static str {
+        match place.family {
+            Family::V4 => V4[side as usize],
+            Family::V6 => V6[side as usize],
+        }
+    }
+
+    /// A `ferroce status --json` in the namespace of the wire.
+    pub fn status(&self) -> Command {
+        let args = ["status".into(), "--json".into()];
+        self.launcher.plain(Some(self.namespace.name()), &[], self.launcher.ferroce().as_os_str(), &args)
     }
 
     /// Captures into `file` what passes the tap.

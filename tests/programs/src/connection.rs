@@ -1,8 +1,5 @@
 //! How programs of rdmacm-utils are called, and what they print.
 
-use crate::place::Host;
-use crate::table::Row;
-
 /// What rping says on stderr when all is well.
 pub const REMARKS: &[&str] = &["DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
 
@@ -15,29 +12,29 @@ pub fn server(client: &'static str) -> &'static str {
     }
 }
 
-/// Arguments of one end; `to` makes it the client.
-pub fn arguments(row: &Row, port: u16, host: &Host, to: Option<&str>) -> Vec<String> {
+/// Arguments of one end, whose own address is `address`; `to` makes it the client.
+pub fn arguments(program: &str, options: &str, port: u16, address: &str, to: Option<&str>) -> Vec<String> {
     let port = port.to_string();
-    let mut args: Vec<&str> = match (row.program, to) {
-        ("rping", None) => vec!["-s", "-a", host.address, "-p", &port],
+    let mut args: Vec<&str> = match (program, to) {
+        ("rping", None) => vec!["-s", "-a", address, "-p", &port],
         ("rping", Some(to)) => vec!["-c", "-a", to, "-p", &port],
-        ("rstream" | "riostream", None) => vec!["-b", host.address, "-p", &port],
-        ("ucmatose" | "udaddy", None) => vec!["-b", host.address],
+        ("rstream" | "riostream", None) => vec!["-b", address, "-p", &port],
+        ("ucmatose" | "udaddy", None) => vec!["-b", address],
         ("ucmatose" | "udaddy", Some(to)) => vec!["-s", to],
         (_, None) => vec!["-p", &port],
         (_, Some(to)) => vec!["-s", to, "-p", &port],
     };
-    args.extend(row.options.split_whitespace());
+    args.extend(options.split_whitespace());
     args.into_iter().map(str::to_owned).collect()
 }
 
 /// What an end prints when all went well. `name` is that of the process.
-pub fn result(row: &Row, name: &str) -> String {
+pub fn result(program: &str, options: &str, name: &str) -> String {
     let is_client = name.starts_with("client");
-    match row.program {
+    match program {
         // The last of its tests.
-        "rstream" | "riostream" if row.options.contains("-S all") => "6m_bw".to_owned(),
-        "rstream" | "riostream" if row.has("-S") => "custom".to_owned(),
+        "rstream" | "riostream" if options.contains("-S all") => "6m_bw".to_owned(),
+        "rstream" | "riostream" if options.split_whitespace().any(|word| word == "-S") => "custom".to_owned(),
         "rstream" | "riostream" => "1m_bw".to_owned(),
         "rping" if is_client => "ping data: rdma-ping-4".to_owned(),
         "rping" => "server ping data: rdma-ping-4".to_owned(),

@@ -120,7 +120,7 @@ fn start(
     to: Option<&str>,
 ) -> Result<Running, Failure> {
     let args = match row.kind {
-        Kind::Connection => connection::arguments(row, port, host, to),
+        Kind::Connection => connection::arguments(row.program, row.options, port, host.address, to),
         _ => arguments(row, host, launcher, port, to)?,
     };
     let program: OsString = match row.kind {
@@ -197,7 +197,7 @@ fn judge(row: &Row, path_mtu: u32, program: &Finished) -> Result<(), Failure> {
         }
         Kind::Connection => {
             program.check_stderr(connection::REMARKS)?;
-            match connection::result(row, &program.name) {
+            match connection::result(row.program, row.options, &program.name) {
                 text if program.stdout.contains(&text) => Ok(()),
                 text => fail(format!("did not print {text:?}")),
             }
