@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use program_tests::net::{Namespace, join};
@@ -11,7 +11,7 @@ use program_tests::{interrupt, net};
 use serde_json::Value;
 
 use crate::dist;
-use crate::pair::free_port;
+use crate::pair::{Running, free_port};
 use crate::process::{installed, print, say, show};
 
 /// Message sizes, in bytes.
@@ -191,16 +191,6 @@ impl Place {
 struct Server {
     port: u16,
     _process: Running,
-}
-
-/// A process that does not outlive us.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Server {

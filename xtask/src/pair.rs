@@ -25,8 +25,8 @@ pub(crate) fn run(server: &mut Command, client: &mut Command, port: u16) -> Resu
     Ok(())
 }
 
-/// A server that does not outlive us.
-struct Running(Child);
+/// A process that does not outlive us.
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
