@@ -1,22 +1,23 @@
 //! What carries a stream: queue pair, completion queue, buffers. Drives [`Stream`] with verbs.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr;
 
 use ferroce_abi::consts::wr;
 use ferroce_abi::{
-    ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_operands,
-    ibv_sge, ibv_wc, ibv_wr_rdma,
+    ibv_cq, ibv_device_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_operands, ibv_sge, ibv_wc,
+    ibv_wr_rdma,
 };
 use ferroce_rsocket::{
     ConnData, IOMAP_LEN, Iomap, Limits, Phase, Post, QUEUE_MAX, QUEUE_MIN, Sge, Source, Span, Stream,
 };
 
+use super::completions::Completions;
 use super::gather::Gather;
 use super::options::Sizes;
 use super::region::{Region, Tables};
 use crate::abi::QPT_RC;
-use crate::entry::{Call, Refusal, check};
+use crate::entry::{Call, check};
 use crate::id::IdObject;
 use crate::{qp, verbs};
 
@@ -29,18 +30,12 @@ const INLINE: u32 = 1 << 3;
 const WITH_IMM: u32 = 1 << 1;
 /// Completions taken, and receives posted, at once.
 const BATCH: usize = 16;
-/// Events that are acknowledged together.
-const EVENTS_MAX: u32 = 1000;
 
 /// Belongs to an id, which must outlive it.
 pub(super) struct Endpoint {
     id: *const IdObject,
-    channel: *mut ibv_comp_channel,
-    cq: *mut ibv_cq,
-    /// An event comes with the next completion.
-    armed: bool,
-    /// Events taken and not acknowledged.
-    events: u32,
+    /// Goes before the buffers.
+    completions: Completions,
     limits: Limits,
     send: Region,
     receive: Region,
@@ -64,54 +59,28 @@ impl Endpoint {
         let most = u16::try_from(device.max_qp_wr.min(device.max_cqe / 2)).unwrap_or(QUEUE_MAX);
         let queue = |wanted: u16| wanted.min(most).clamp(QUEUE_MIN, QUEUE_MAX);
         let (send_queue, receive_queue) = (queue(sizes.send_queue), queue(sizes.receive_queue));
-        // SAFETY: an open context.
-        let channel = unsafe { verbs::ibv_create_comp_channel(context) };
-        if channel.is_null() {
-            return Err(Refusal::last());
-        }
-        let entries = c_int::from(send_queue) + c_int::from(receive_queue);
-        // SAFETY: as above, and the channel was just made.
-        let cq = unsafe { verbs::ibv_create_cq(context, entries, ptr::null_mut(), channel, 0) };
-        if cq.is_null() {
-            let refusal = Refusal::last();
-            // SAFETY: nobody uses it.
-            unsafe { verbs::ibv_destroy_comp_channel(channel) };
-            return Err(refusal);
-        }
-        let made = nonblocking(channel)
-            .and_then(|()| create_qp(id, cq, send_queue, receive_queue, sizes.inline))
-            .and_then(|inline| {
-                let limits = Limits {
-                    send_queue,
-                    receive_queue,
-                    send_buffer: sizes.send_buffer,
-                    receive_buffer: sizes.receive_buffer,
-                    inline,
-                };
-                let send = Region::new(pd, limits.send_buffer as usize, false)?;
-                let receive = Region::new(pd, limits.receive_buffer as usize, true)?;
-                Ok((limits, send, receive, Tables::new(pd, sizes.iomaps)?))
-            });
+        let completions = Completions::new(context, c_int::from(send_queue) + c_int::from(receive_queue))?;
+        let made = create_qp(id, completions.cq(), send_queue, receive_queue, sizes.inline).and_then(|inline| {
+            let limits = Limits {
+                send_queue,
+                receive_queue,
+                send_buffer: sizes.send_buffer,
+                receive_buffer: sizes.receive_buffer,
+                inline,
+            };
+            let send = Region::new(pd, limits.send_buffer as usize, false)?;
+            let receive = Region::new(pd, limits.receive_buffer as usize, true)?;
+            Ok((limits, send, receive, Tables::new(pd, sizes.iomaps)?))
+        });
         let (limits, send, receive, tables) = match made {
             Ok(made) => made,
             Err(refusal) => {
-                destroy(id, cq, channel);
+                qp::destroy(id);
                 return Err(refusal);
             }
         };
-        let mut endpoint = Endpoint {
-            id,
-            channel,
-            cq,
-            armed: false,
-            events: 0,
-            limits,
-            send,
-            receive,
-            tables,
-            iomaps: sizes.iomaps,
-            stream: None,
-        };
+        let mut endpoint =
+            Endpoint { id, completions, limits, send, receive, tables, iomaps: sizes.iomaps, stream: None };
         endpoint.post_receives(receive_queue.into())?;
         Ok(endpoint)
     }
@@ -149,8 +118,7 @@ impl Endpoint {
 
     /// Descriptor of the completion channel.
     pub(super) fn fd(&self) -> c_int {
-        // SAFETY: live until dropped.
-        unsafe { (*self.channel).fd }
+        self.completions.fd()
     }
 }
 
@@ -170,12 +138,7 @@ impl Endpoint {
         let Some(stream) = self.stream.as_mut() else { return false };
         // SAFETY: integers, for which zero is a value.
         let mut completions: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
-        // SAFETY: a live CQ; its context's table is filled.
-        let count = unsafe {
-            let poll = (*(*self.cq).context).ops.poll_cq.expect("libibverbs fills its table");
-            poll(self.cq, BATCH as c_int, completions.as_mut_ptr())
-        };
-        let Ok(count) = usize::try_from(count) else {
+        let Some(count) = self.completions.take(&mut completions) else {
             // The device is gone, or the process is a forked child.
             let was_connected = stream.phase() == Phase::Connected;
             stream.broken();
@@ -230,34 +193,12 @@ impl Endpoint {
 
     /// From now on the descriptor becomes readable with the next completion.
     pub(super) fn arm(&mut self) {
-        if self.armed {
-            return;
-        }
-        // SAFETY: a live CQ; its context's table is filled.
-        let result = unsafe {
-            let request = (*(*self.cq).context).ops.req_notify_cq.expect("libibverbs fills its table");
-            request(self.cq, 0)
-        };
-        self.armed = result == 0;
+        self.completions.arm();
     }
 
     /// The descriptor was readable: takes the event, if nobody was faster.
     pub(super) fn disarm(&mut self) {
-        let (mut cq, mut cookie): (*mut ibv_cq, *mut c_void) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: a live channel that does not block; places of ours.
-        if unsafe { verbs::ibv_get_cq_event(self.channel, &raw mut cq, &raw mut cookie) } == 0 {
-            self.armed = false;
-            self.events += 1;
-            if self.events >= EVENTS_MAX {
-                self.acknowledge();
-            }
-        }
-    }
-
-    fn acknowledge(&mut self) {
-        // SAFETY: a live CQ, and as many events as were taken.
-        unsafe { verbs::ibv_ack_cq_events(self.cq, self.events) };
-        self.events = 0;
+        self.completions.disarm();
     }
 }
 
@@ -410,25 +351,9 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.acknowledge();
-        destroy(self.id(), self.cq, self.channel);
+        // Nobody reads or writes the buffers afterwards.
+        qp::destroy(self.id());
     }
-}
-
-/// Nobody reads or writes the buffers afterwards.
-fn destroy(id: &IdObject, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
-    qp::destroy(id);
-    // SAFETY: made by the endpoint; the queue pair that used them is gone.
-    unsafe {
-        verbs::ibv_destroy_cq(cq);
-        verbs::ibv_destroy_comp_channel(channel);
-    }
-}
-
-fn nonblocking(channel: *mut ibv_comp_channel) -> Call<()> {
-    // SAFETY: the descriptor of a live channel.
-    let result = unsafe { libc::fcntl((*channel).fd, libc::F_SETFL, libc::O_NONBLOCK) };
-    if result == 0 { Ok(()) } else { Err(Refusal::last()) }
 }
 
 /// Gives how long payload may be that goes inline.

@@ -17,6 +17,7 @@
 //! There is no thread: whoever calls does the work, as far as it can be done without waiting. The number of an rsocket is a copy of the
 //! descriptor of its event channel, so that it is no other descriptor's.
 
+mod completions;
 mod config;
 pub mod connect;
 mod datagram;

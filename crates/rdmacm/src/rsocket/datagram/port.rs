@@ -1,19 +1,20 @@
 //! The queue pair of a datagram socket at one local address, and its buffers.
 
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::ptr;
 use std::sync::Arc;
 
 use ferroce_abi::consts::wr;
 use ferroce_abi::{
-    ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_device_attr, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
-    ibv_send_wr_operands, ibv_wc, ibv_wr_ud,
+    ibv_ah, ibv_ah_attr, ibv_device_attr, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_operands,
+    ibv_wc, ibv_wr_ud,
 };
 use ferroce_rsocket::{DATAGRAM_MAX, DataHeader, QUEUE_MAX, QUEUE_MIN, Span};
 
 use super::super::OwnedId;
+use super::super::completions::Completions;
 use super::super::gather::Gather;
 use super::super::options::Sizes;
 use super::super::region::Region;
@@ -28,8 +29,6 @@ use crate::{addr, qp, verbs};
 const GRH_LEN: u32 = 40;
 /// Completions taken at once.
 const BATCH: usize = 16;
-/// Events that are acknowledged together.
-const EVENTS_MAX: u32 = 1000;
 /// A receive, among ids of work requests.
 const RECEIVE: u64 = 1 << 63;
 /// `IBV_SEND_SIGNALED`.
@@ -53,12 +52,8 @@ impl Drop for Ah {
 /// See the module's text.
 pub(super) struct Port {
     local: SocketAddr,
-    channel: *mut ibv_comp_channel,
-    cq: *mut ibv_cq,
-    /// An event comes with the next completion.
-    armed: bool,
-    /// Events taken and not acknowledged.
-    events: u32,
+    /// Goes before the buffers.
+    completions: Completions,
     send: Region,
     /// Offsets of places to send from.
     free: Vec<u32>,
@@ -93,36 +88,19 @@ impl Port {
         let send = Region::new(pd, usize::from(sends) * DATAGRAM_MAX, false)?;
         // Behind the places: what comes in front of each datagram, of which nobody makes use.
         let receive = Region::new(pd, usize::from(receives) * DATAGRAM_MAX + GRH_LEN as usize, false)?;
-        // SAFETY: an open context.
-        let channel = unsafe { verbs::ibv_create_comp_channel(context) };
-        if channel.is_null() {
-            return Err(Refusal::last());
-        }
-        let entries = c_int::from(sends) + c_int::from(receives);
-        // SAFETY: as above, and the channel was just made.
-        let cq = unsafe { verbs::ibv_create_cq(context, entries, ptr::null_mut(), channel, 0) };
-        if cq.is_null() {
-            let refusal = Refusal::last();
-            // SAFETY: nobody uses it.
-            unsafe { verbs::ibv_destroy_comp_channel(channel) };
-            return Err(refusal);
-        }
+        let completions = Completions::new(context, c_int::from(sends) + c_int::from(receives))?;
         let free = (0..u32::from(sends)).rev().map(|at| at * SLOT).collect();
         let sends = usize::from(sends);
-        let port = Port { local, channel, cq, armed: false, events: 0, send, free, sends, receive, mtu, id };
+        let port = Port { local, completions, send, free, sends, receive, mtu, id };
         port.start(sends, receives)?;
         Ok(port)
     }
 
     fn start(&self, sends: usize, receives: u16) -> Call<()> {
-        // SAFETY: the descriptor of a live channel.
-        if unsafe { libc::fcntl(self.fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
-            return Err(Refusal::last());
-        }
         // SAFETY: integers and pointers, for which zero is a value.
         let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
-        init.send_cq = self.cq;
-        init.recv_cq = self.cq;
+        init.send_cq = self.completions.cq();
+        init.recv_cq = self.completions.cq();
         init.qp_type = QPT_UD as u32;
         init.cap.max_send_wr = sends as u32;
         init.cap.max_recv_wr = receives.into();
@@ -152,8 +130,7 @@ impl Port {
 
     /// Descriptor of the completion channel.
     pub(super) fn fd(&self) -> c_int {
-        // SAFETY: live until dropped.
-        unsafe { (*self.channel).fd }
+        self.completions.fd()
     }
 
     /// A handle for an address.
@@ -233,12 +210,7 @@ impl Port {
     pub(super) fn take_completions(&mut self, own: usize, queue: &mut VecDeque<Arrived>) -> bool {
         // SAFETY: integers, for which zero is a value.
         let mut completions: [ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
-        // SAFETY: a live CQ; its context's table is filled.
-        let count = unsafe {
-            let poll = (*(*self.cq).context).ops.poll_cq.expect("libibverbs fills its table");
-            poll(self.cq, BATCH as c_int, completions.as_mut_ptr())
-        };
-        let count = usize::try_from(count).unwrap_or(0);
+        let count = self.completions.take(&mut completions).unwrap_or(0);
         for completion in &completions[..count] {
             let offset = completion.wr_id as u32;
             if completion.wr_id & RECEIVE == 0 {
@@ -281,46 +253,19 @@ impl Port {
 impl Port {
     /// From now on the descriptor becomes readable with the next completion.
     pub(super) fn arm(&mut self) {
-        if self.armed {
-            return;
-        }
-        // SAFETY: a live CQ; its context's table is filled.
-        let result = unsafe {
-            let request = (*(*self.cq).context).ops.req_notify_cq.expect("libibverbs fills its table");
-            request(self.cq, 0)
-        };
-        self.armed = result == 0;
+        self.completions.arm();
     }
 
     /// Takes the event, if there is one and nobody was faster.
     pub(super) fn disarm(&mut self) {
-        let (mut cq, mut cookie): (*mut ibv_cq, *mut c_void) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: a live channel that does not block; places of ours.
-        if unsafe { verbs::ibv_get_cq_event(self.channel, &raw mut cq, &raw mut cookie) } == 0 {
-            self.armed = false;
-            self.events += 1;
-            if self.events >= EVENTS_MAX {
-                self.acknowledge();
-            }
-        }
-    }
-
-    fn acknowledge(&mut self) {
-        // SAFETY: a live CQ, and as many events as were taken.
-        unsafe { verbs::ibv_ack_cq_events(self.cq, self.events) };
-        self.events = 0;
+        self.completions.disarm();
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.acknowledge();
+        // Nobody reads or writes the buffers afterwards.
         qp::destroy(self.id.get());
-        // SAFETY: made by `new`; the queue pair that used them is gone.
-        unsafe {
-            verbs::ibv_destroy_cq(self.cq);
-            verbs::ibv_destroy_comp_channel(self.channel);
-        }
     }
 }
 
