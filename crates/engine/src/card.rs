@@ -70,6 +70,15 @@ impl Card {
         }
     }
 
+    /// For a program that polls in vain: lets others have the core.
+    pub fn give_way(&self) {
+        match self.lanes.read().as_slice() {
+            [lane] => lane.give_way(),
+            // One of them would sleep through what comes to the others.
+            _ => std::thread::yield_now(),
+        }
+    }
+
     /// For a program thread that waits until `event` is readable, which `is_there` tells without a system call: lets it look after the
     /// lane meanwhile.
     pub fn attendance<'e>(&self, event: BorrowedFd<'e>, is_there: &dyn Fn() -> bool) -> Attendance<'e> {

@@ -13,7 +13,7 @@ use crate::clock;
 use crate::counters::Counters;
 use crate::lane::LANE_SHIFT;
 use crate::queue_pair::{QueuePair, RecvSource};
-use crate::windows::{RESPONSES, WindowId, Windows};
+use crate::windows::{Pair, WindowId, Windows};
 
 /// The production [`Host`].
 pub(crate) struct QpHost<'a> {
@@ -23,8 +23,8 @@ pub(crate) struct QpHost<'a> {
     pub(crate) windows: &'a mut Windows,
     /// Completion queues whose moderation period began.
     pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
-    /// Window towards the connected peer (RC, XRC).
-    pub(crate) requests: Option<WindowId>,
+    /// Windows of a connected queue pair (RC, XRC).
+    pub(crate) own: Option<Pair>,
     /// Windows that were asked for room in this call.
     pub(crate) asked: [Option<WindowId>; 2],
     /// Windows that got room back in this call.
@@ -46,10 +46,7 @@ impl<'a> QpHost<'a> {
     }
 
     fn id(&self, window: Window) -> Option<WindowId> {
-        match window {
-            Window::Requests => self.requests,
-            Window::Responses => Some(RESPONSES),
-        }
+        self.own.map(|pair| pair[window as usize])
     }
 
     /// The window towards the lane of a queue pair (UC, UD).

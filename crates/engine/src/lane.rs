@@ -69,6 +69,8 @@ pub struct Lane {
     attended: AtomicBool,
     /// What attendants learned about their waits.
     attendant_spin: Spin,
+    /// What programs that poll in vain learned about the core they run on.
+    poller_spin: Spin,
     /// What the progress thread is at: a [`Progress`].
     progress: AtomicU8,
     /// When the lane next needs a turn without a packet.
@@ -106,6 +108,7 @@ impl Lane {
             attendant: Sleeper::new()?,
             attended: AtomicBool::new(false),
             attendant_spin: Spin::default(),
+            poller_spin: Spin::default(),
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
@@ -229,6 +232,17 @@ impl Lane {
         self.run_if_free(if polls.is_multiple_of(POLLS_PER_RELAY) { Turn::PROGRAM_ALL } else { Turn::PROGRAM });
     }
 
+    /// For a program that polls in vain: lets others have the core. Where they take it for long, whoever yields waits for all of them,
+    /// while a sleeper runs as soon as there is something for it: so the program's thread takes the seat of the attendant for a nap.
+    pub(crate) fn give_way(&self) {
+        if self.poller_spin.offer_core() || !self.sit_down() {
+            return;
+        }
+        progress::nap(self, self.attendant());
+        self.wake_up();
+        self.vacate();
+    }
+
     /// For a program thread that waits for a completion event: takes the seat of the attendant if it is free.
     pub(crate) fn sit_down(&self) -> bool {
         if self.attended.swap(true, Ordering::SeqCst) {
@@ -258,6 +272,10 @@ impl Lane {
     /// The attendant goes after so many nanoseconds: the lane is the progress thread's again.
     pub(crate) fn stand_up(&self, waited: u64) {
         self.attendant_spin.learn(waited);
+        self.vacate();
+    }
+
+    fn vacate(&self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
         self.attended.store(false, Ordering::SeqCst);
         if self.progress() == Progress::Relieved {
@@ -375,4 +393,25 @@ impl Lane {
 /// A queue pair that left RESET keeps its number out of use until it is destroyed.
 pub(crate) fn is_connected(state: QpState) -> bool {
     !matches!(state, QpState::Reset | QpState::Init)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sleeper::tests::is_woken;
+
+    #[test]
+    fn who_polls_on_a_crowded_core_naps_in_the_attendants_seat() {
+        let lane = crate::run::tests::idle_lane();
+        lane.poller_spin.found_crowded(clock::now() + 60_000_000_000);
+        let polls = lane.polls();
+        lane.give_way();
+        assert!(lane.polls() >= polls + 2, "sat down and went");
+        assert!(!lane.is_attended());
+        assert!(lane.sit_down(), "somebody else's seat");
+        lane.give_way();
+        assert!(lane.is_attended());
+        assert!(!is_woken(lane.attendant()), "nothing is left of the nap");
+        lane.close();
+    }
 }

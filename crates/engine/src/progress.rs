@@ -59,6 +59,10 @@ fn with_signals_blocked<R>(f: impl FnOnce() -> R) -> R {
 }
 
 fn run(weak: &Weak<Lane>) {
+    // Where a sandbox forbids it, peers wait for us a little longer on a busy core.
+    if let Err(error) = ferroce_link::sched::ask_for_short_slices() {
+        log::debug!("no short slices for the progress thread: {error}");
+    }
     let mut polls_seen = 0;
     let spin = Spin::default();
     loop {
@@ -92,10 +96,12 @@ fn watch(lane: &Lane, spin: &Spin, polls_seen: u64) {
     let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_awake());
     if !spun {
         lane.set_progress(Progress::OnDuty);
-        sleep_on(lane, lane.progress_sleeper());
+        let slept = sleep_on(lane, lane.progress_sleeper());
         lane.set_progress(Progress::Awake);
-        if !is_polled() {
-            lane.turn_blocking();
+        if !is_polled() && !lane.turn_blocking() && !slept {
+            // Somebody else holds the lane, and may need this core to go on. (Without need nobody is offered it: on a crowded one that
+            // takes milliseconds.)
+            thread::yield_now();
         }
     }
     spin.learn(clock::now() - start);
@@ -119,19 +125,29 @@ fn sleep_relieved(lane: &Lane) {
     lane.progress_sleeper().rise();
 }
 
-/// Sleeps until a packet, a timer or a wake-up. EINTR counts as one.
-fn sleep_on(lane: &Lane, sleeper: &Sleeper) {
+/// Sleeps until a packet, a timer or a wake-up. EINTR counts as one. False: there was something already.
+fn sleep_on(lane: &Lane, sleeper: &Sleeper) -> bool {
     let nap = announce(lane, sleeper);
-    if nap == 0 {
-        // Whoever holds the lane may need this core to go on.
-        thread::yield_now();
-        lane.rise(sleeper);
-        return;
+    if nap > 0 {
+        sleep_for(lane, sleeper, nap);
     }
+    lane.rise(sleeper);
+    nap > 0
+}
+
+/// The same for a program's thread that only polls: what it polls for may come by another thread, which does not wake it.
+pub(crate) fn nap(lane: &Lane, sleeper: &Sleeper) {
+    const NAP_MAX_NS: u64 = 100_000;
+    let nap = announce(lane, sleeper).min(NAP_MAX_NS);
+    if nap > 0 {
+        sleep_for(lane, sleeper, nap);
+    }
+}
+
+fn sleep_for(lane: &Lane, sleeper: &Sleeper, ns: u64) {
     let (places, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
         fds(lane, sleeper).map(|(place, fd)| (place, PollFd::new(fd, PollFlags::POLLIN))).unzip();
-    let _ = ppoll(&mut polled, Some(time_spec(nap)), None);
-    lane.rise(sleeper);
+    let _ = ppoll(&mut polled, Some(time_spec(ns)), None);
     note_hung_up(lane, &places, &polled);
 }
 

@@ -22,7 +22,7 @@ use crate::relay::{Relay, Relayed, packet_bytes};
 use crate::rings::{Asked, RingId, Rings};
 use crate::slots::Slots;
 use crate::timers::Timers;
-use crate::windows::{WindowId, Windows};
+use crate::windows::{Pair, WindowId, Windows};
 
 /// Datagrams taken from the link in one turn.
 const RECEIVE_BUDGET: usize = 16;
@@ -67,8 +67,8 @@ pub(crate) struct Entry {
     pub(crate) qp: Arc<QueuePair>,
     pub(crate) machine: Qp,
     pub(crate) counters: Counters,
-    /// Congestion window towards the peer's lane (RC, XRC).
-    requests: Option<WindowId>,
+    /// Congestion windows (RC, XRC), chosen when it is connected.
+    own: Option<Pair>,
     /// Is in `active`.
     active: bool,
     /// The windows that it waits for, by [`Window`].
@@ -243,7 +243,7 @@ impl LaneState {
             qp,
             machine,
             counters: Counters::default(),
-            requests: None,
+            own: None,
             active: false,
             waiting: [None; 2],
             timer_queued: None,
@@ -493,7 +493,7 @@ impl Machines {
             counters: &mut entry.counters,
             windows: &mut self.windows,
             moderated: &mut self.moderated,
-            requests: entry.requests,
+            own: entry.own,
             asked: [None; 2],
             returned: SmallVec::new(),
             srq: None,
@@ -698,18 +698,21 @@ impl Machines {
                 cq.purge(qp.qpn);
             }
             // It may still stand in the line of a window that it will not use again.
-            (entry.requests, entry.waiting) = (None, [None; 2]);
+            (entry.own, entry.waiting) = (None, [None; 2]);
             (entry.ring, entry.connected) = (None, false);
-        } else if qp.init.transport.qp_type.is_reliable() && is_connected(state) && entry.requests.is_none() {
-            let attr = entry.machine.attr();
-            if let Some(path) = &attr.path {
-                entry.requests = Some(self.windows.towards(path.dst, attr.dest_qpn >> LANE_SHIFT));
-            }
         }
         if is_connected(state) && !entry.connected {
             entry.connected = true;
-            let lane = (entry.machine.attr().dest_qpn >> LANE_SHIFT) as u16;
+            let attr = entry.machine.attr();
+            let lane = (attr.dest_qpn >> LANE_SHIFT) as u16;
             entry.ring = qp.take_peer_lease().and_then(|lease| rings?.to(lane, lease));
+            if qp.init.transport.qp_type.is_reliable() {
+                entry.own = match (&entry.ring, &attr.path) {
+                    (Some(_), _) => Some(self.windows.over_ring(lane)),
+                    (None, Some(path)) => Some(self.windows.over_link(path.dst, lane.into())),
+                    (None, None) => None,
+                };
+            }
         }
         self.activate(qp.slot);
     }
@@ -723,4 +726,4 @@ impl fmt::Debug for LaneState {
 
 #[cfg(test)]
 #[path = "run_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -72,6 +72,12 @@ fn path(to: u8) -> Option<Arc<PathAddr>> {
     Some(Arc::new(PathAddr { src, dst, ifindex: 0, tclass: 0, hop_limit: 64, flow_label: 0 }))
 }
 
+/// A lane that nothing comes to.
+pub(crate) fn idle_lane() -> Arc<Lane> {
+    let keys = Arc::new(KeyTable::new(7));
+    Lane::open(LANE, 7, keys, Box::new(TestLink(Arc::default())), None, Vec::new(), None).expect("a lane")
+}
+
 /// A lane with one RC queue pair in RTS, connected to a peer that the test plays.
 struct Bench {
     state: LaneState,

@@ -61,12 +61,12 @@ impl Sleeper {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::Sleeper;
 
-    fn is_woken(sleeper: &Sleeper) -> bool {
+    pub(crate) fn is_woken(sleeper: &Sleeper) -> bool {
         let mut fds = [PollFd::new(sleeper.fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).expect("poll works") == 1
     }

@@ -13,8 +13,10 @@ use crate::clock;
 const SPIN_MAX_NS: Nanos = 100_000;
 /// A core that was offered and came back only after so long is wanted by somebody who computes.
 const CROWDED_NS: Nanos = 30_000;
-/// How long no spinning is tried on such a core.
-const CROWDED_PAUSE_NS: Nanos = 20_000_000;
+/// How long no spinning is tried on such a core: at first, and when it was found crowded again and again. Each try costs a slice of
+/// the other thread's.
+const PAUSE_NS: Nanos = 20_000_000;
+const PAUSE_MAX_NS: Nanos = 160_000_000;
 
 /// What one waiter learned about its waits.
 #[derive(Debug, Default)]
@@ -23,6 +25,8 @@ pub(crate) struct Spin {
     hopeful: AtomicBool,
     /// The core is crowded until then.
     crowded_until: AtomicU64,
+    /// How long it was taken for crowded the last time; 0: it was not when it was last offered.
+    paused: AtomicU64,
 }
 
 impl Spin {
@@ -32,23 +36,46 @@ impl Spin {
             return false;
         }
         let start = clock::now();
-        if start < self.crowded_until.load(Ordering::Relaxed) {
+        if self.is_crowded(start) {
             return false;
         }
-        let mut before = start;
-        while before - start < SPIN_MAX_NS {
+        while clock::now() - start < SPIN_MAX_NS {
             if look() {
                 return true;
             }
-            let offered = clock::now();
-            std::thread::yield_now();
-            before = clock::now();
-            if before - offered > CROWDED_NS {
-                self.crowded_until.store(before + CROWDED_PAUSE_NS, Ordering::Relaxed);
+            if !self.offer_core() {
                 return look();
             }
         }
         false
+    }
+
+    /// Lets others have the core for a moment. False: it is crowded, whoever waits had better sleep.
+    pub(crate) fn offer_core(&self) -> bool {
+        let offered = clock::now();
+        if self.is_crowded(offered) {
+            return false;
+        }
+        std::thread::yield_now();
+        let back = clock::now();
+        let crowded = back - offered > CROWDED_NS;
+        if crowded {
+            self.found_crowded(back);
+        } else if self.paused.load(Ordering::Relaxed) != 0 {
+            self.paused.store(0, Ordering::Relaxed);
+        }
+        !crowded
+    }
+
+    /// No more tries for a while.
+    pub(crate) fn found_crowded(&self, now: Nanos) {
+        let pause = (self.paused.load(Ordering::Relaxed) * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+        self.paused.store(pause, Ordering::Relaxed);
+        self.crowded_until.store(now + pause, Ordering::Relaxed);
+    }
+
+    fn is_crowded(&self, now: Nanos) -> bool {
+        now < self.crowded_until.load(Ordering::Relaxed)
     }
 
     /// A wait, spun or slept, took so long.
@@ -83,5 +110,16 @@ mod tests {
         assert!(!spin.wait(|| false));
         spin.crowded_until.store(clock::now() + 60_000_000_000, Ordering::Relaxed);
         assert!(!spin.wait(|| panic!("others want the core")));
+    }
+
+    #[test]
+    fn the_longer_a_core_is_crowded_the_rarer_it_is_tried() {
+        let spin = Spin::default();
+        let mut now = 1;
+        for pause in [PAUSE_NS, 2 * PAUSE_NS, 4 * PAUSE_NS, PAUSE_MAX_NS, PAUSE_MAX_NS] {
+            spin.found_crowded(now);
+            assert!(spin.is_crowded(now + pause - 1) && !spin.is_crowded(now + pause));
+            now += pause;
+        }
     }
 }

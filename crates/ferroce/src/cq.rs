@@ -34,9 +34,9 @@ pub struct Cq {
     _entry: objects::Entry,
 }
 
-/// Empty polls in a row after which a poll also yields the processor. Where a core is to spare, the yield costs a fraction of a
-/// microsecond; where it is not, the peer that we wait for gets to run.
-const POLLS_BEFORE_YIELD: u32 = 64;
+/// Empty polls in a row after which a poll also offers the core to others. Where there is one to spare, that costs a fraction of a
+/// microsecond; where there is not, the peer that we wait for gets to run.
+const POLLS_BEFORE_GIVING_WAY: u32 = 64;
 
 impl Cq {
     pub(crate) fn new(
@@ -89,8 +89,8 @@ impl Cq {
         }
         if taken > 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
-        } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= POLLS_BEFORE_YIELD {
-            std::thread::yield_now();
+        } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= POLLS_BEFORE_GIVING_WAY {
+            self.context.card().give_way();
         }
         Ok(taken)
     }

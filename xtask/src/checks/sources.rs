@@ -14,6 +14,7 @@ pub(crate) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/core/src/mem", "reads and writes the program's memory at addresses that a key vouches for"),
     ("crates/link/src/udp/sys.rs", "sendmmsg and recvmmsg with gather lists and control messages"),
     ("crates/link/src/ring/shared.rs", "memory shared with other processes, and the wake-up of a sleeping one"),
+    ("crates/link/src/sched.rs", "sched_setattr, which has no safe wrapper"),
     ("crates/service/src/sys.rs", "descriptor passing, namespaces, socket options without a safe wrapper"),
     ("crates/ibverbs/src/", "the C boundary: every argument is a raw pointer"),
     ("crates/rdmacm/src/", "the C boundary: every argument is a raw pointer"),

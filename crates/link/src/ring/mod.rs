@@ -42,6 +42,8 @@ const WORD: usize = 8;
 const WRAP: u64 = u32::MAX as u64;
 /// Bytes of the longest headers.
 const HEADERS_MAX: usize = MAX_HEADER_LEN;
+/// Bytes of packets and their bookkeeping that each direction holds.
+pub const CAPACITY: usize = shared::AREA;
 /// Bytes of the longest packet: headers, payload of the largest MTU, pad.
 pub const PACKET_MAX: usize = HEADERS_MAX + 4096 + 3;
 

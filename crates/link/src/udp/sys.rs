@@ -1,4 +1,4 @@
-//! The system calls of the UDP link: sockets, options, `sendmmsg` and `recvmmsg`. With `ring/shared.rs` the only
+//! The system calls of the UDP link: sockets, options, `sendmmsg` and `recvmmsg`. With `ring/shared.rs` and `sched.rs` the only
 //! `unsafe` of this crate.
 //!
 //! Those two are called past the C library: its functions are cancellation points, and a thread of the program's that is cancelled in
