@@ -10,9 +10,9 @@ use program_tests::net::{Namespace, join};
 use program_tests::{interrupt, net};
 use serde_json::Value;
 
-use crate::dist;
 use crate::pair::{Running, free_port};
 use crate::process::{installed, print, say, show};
+use crate::{dist, goals};
 
 /// Message sizes, in bytes.
 const SIZES: [u32; 4] = [2, 4 << 10, 64 << 10, 1 << 20];
@@ -29,14 +29,17 @@ pub(crate) struct BenchArgs {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// Instead of the table: stock programs on Ferroce against TCP and UCX (ucx-utils), each beside the ratio that is wanted
+    #[arg(long)]
+    goals: bool,
 }
 
 /// Where the two ends are.
-struct Place {
+pub(crate) struct Place {
     name: &'static str,
-    client: Option<Namespace>,
-    server: Option<Namespace>,
-    address: &'static str,
+    pub(crate) client: Option<Namespace>,
+    pub(crate) server: Option<Namespace>,
+    pub(crate) address: &'static str,
 }
 
 /// What is measured of each size.
@@ -64,8 +67,11 @@ pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
     // Ctrl-C must not leave namespaces behind.
     interrupt::install().context("cannot handle signals")?;
     net::remove_leftovers();
+    if args.goals {
+        return goals::measure(&ferroce, args.runs, args.seconds);
+    }
     let mut lines = heading();
-    for place in [loopback(), veth()?] {
+    for place in [loopback(), veth(1500)?] {
         say(format_args!("{}: {} runs", place.name, args.runs));
         let mut values = Values::new();
         for round in 1..=args.runs {
@@ -81,17 +87,18 @@ pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-fn loopback() -> Place {
+pub(crate) fn loopback() -> Place {
     Place { name: "loopback", client: None, server: None, address: "127.0.0.1" }
 }
 
-fn veth() -> Result<Place> {
+pub(crate) fn veth(mtu: u32) -> Result<Place> {
     let make = || -> Result<Place, program_tests::failure::Failure> {
         let (client, server) = (Namespace::new()?, Namespace::new()?);
         join(&client, &server)?;
-        client.address("eth0", 1500, &[&format!("{LEFT}/24")])?;
-        server.address("eth0", 1500, &[&format!("{RIGHT}/24")])?;
-        Ok(Place { name: "veth, MTU 1500", client: Some(client), server: Some(server), address: RIGHT })
+        client.address("eth0", mtu, &[&format!("{LEFT}/24")])?;
+        server.address("eth0", mtu, &[&format!("{RIGHT}/24")])?;
+        let name = if mtu == 1500 { "veth, MTU 1500" } else { "veth, MTU 9000" };
+        Ok(Place { name, client: Some(client), server: Some(server), address: RIGHT })
     };
     make().map_err(|failure| anyhow!("no veth pair: {failure}"))
 }
@@ -140,7 +147,7 @@ fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> 
 }
 
 /// TCP's rate in Gbit/s with writes of `size` bytes.
-fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
+pub(crate) fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
     let port = free_port()?.to_string();
     let mut server = place.command(place.server.as_ref(), Path::new("iperf3"));
     let mut server = Running(
@@ -171,7 +178,7 @@ fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
 
 impl Place {
     /// A command in a namespace, or in ours, where loopback counts as a device.
-    fn command(&self, namespace: Option<&Namespace>, program: &Path) -> Command {
+    pub(crate) fn command(&self, namespace: Option<&Namespace>, program: &Path) -> Command {
         match namespace {
             Some(namespace) => {
                 let mut command = Command::new("ip");
@@ -218,11 +225,11 @@ fn json_of(command: &mut Command) -> Result<Value> {
     serde_json::from_slice(&output.stdout).with_context(|| format!("`{shown}` printed no JSON"))
 }
 
-fn results(report: &Value) -> Result<&Vec<Value>> {
+pub(crate) fn results(report: &Value) -> Result<&Vec<Value>> {
     report["results"].as_array().context("the report has no results")
 }
 
-fn number(value: &Value) -> Result<f64> {
+pub(crate) fn number(value: &Value) -> Result<f64> {
     value.as_f64().context("the report lacks a number")
 }
 
@@ -256,7 +263,7 @@ fn row(place: &str, size: u32, values: &Values) -> String {
 }
 
 /// The middle of the values; of an even number, the mean of the two in the middle.
-fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     match (sorted.len() / 2, sorted.len() % 2) {

@@ -8,6 +8,7 @@ mod conformance;
 mod demo;
 mod dist;
 mod dylib;
+mod goals;
 mod interop;
 mod pair;
 mod process;

@@ -13,16 +13,33 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts the server without its output, then the client once `port` is listened on; an error unless both exit with 0.
 pub(crate) fn run(server: &mut Command, client: &mut Command, port: u16) -> Result<()> {
+    serve(server, port, || process::run(client))
+}
+
+/// The same, and gives what the client printed.
+pub(crate) fn output(server: &mut Command, client: &mut Command, port: u16) -> Result<String> {
+    let shown = show(client);
+    serve(server, port, || {
+        let output = client.stderr(Stdio::inherit()).output().with_context(|| format!("cannot run `{shown}`"))?;
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            bail!("`{shown}` failed ({}): {stdout}", output.status);
+        }
+        Ok(stdout)
+    })
+}
+
+fn serve<R>(server: &mut Command, port: u16, client: impl FnOnce() -> Result<R>) -> Result<R> {
     let shown = show(server);
     let started = server.stdout(Stdio::null()).spawn();
     let mut server = Running(started.with_context(|| format!("cannot start `{shown}`"))?);
     wait_until_listening(port, &mut server.0)?;
-    process::run(client)?;
+    let result = client()?;
     let status = server.0.wait()?;
     if !status.success() {
         bail!("the server `{shown}` failed ({status})");
     }
-    Ok(())
+    Ok(result)
 }
 
 /// A process that does not outlive us.
@@ -45,10 +62,9 @@ pub(crate) fn free_port() -> Result<u16> {
 /// Waits until somebody listens on `port`. A connection to find out would be taken for the client.
 fn wait_until_listening(port: u16, server: &mut Child) -> Result<()> {
     let begun = Instant::now();
-    while !["tcp", "tcp6"]
-        .iter()
-        .any(|table| std::fs::read_to_string(format!("/proc/net/{table}")).is_ok_and(|table| listens(&table, port)))
-    {
+    // The tables of its network namespace.
+    let tables = ["tcp", "tcp6"].map(|table| format!("/proc/{}/net/{table}", server.id()));
+    while !tables.iter().any(|path| std::fs::read_to_string(path).is_ok_and(|table| listens(&table, port))) {
         if let Some(status) = server.try_wait()? {
             bail!("the server ended before it listened ({status})");
         }
