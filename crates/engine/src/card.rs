@@ -70,10 +70,10 @@ impl Card {
         }
     }
 
-    /// For a program that polls in vain: lets others have the core.
-    pub fn give_way(&self) {
+    /// For a program that polls in vain, for the first time since it found something or not: lets others have the core.
+    pub fn give_way(&self, first: bool) {
         match self.lanes.read().as_slice() {
-            [lane] => lane.give_way(),
+            [lane] => lane.give_way(first),
             // One of them would sleep through what comes to the others.
             _ => std::thread::yield_now(),
         }

@@ -32,6 +32,8 @@ pub const SLOTS_PER_LANE: u32 = 1 << LANE_SHIFT;
 
 /// One in so many of a polling program's turns looks at the relay.
 const POLLS_PER_RELAY: u64 = 64;
+/// So long a program that polls in vain stays awake on a crowded core.
+const POLL_AWAKE_NS: u64 = 20_000;
 /// "No deadline" in `deadline`.
 const NEVER: u64 = u64::MAX;
 
@@ -71,6 +73,8 @@ pub struct Lane {
     attendant_spin: Spin,
     /// What programs that poll in vain learned about the core they run on.
     poller_spin: Spin,
+    /// When such a program last began to.
+    poller_since: AtomicU64,
     /// What the progress thread is at: a [`Progress`].
     progress: AtomicU8,
     /// When the lane next needs a turn without a packet.
@@ -109,6 +113,7 @@ impl Lane {
             attended: AtomicBool::new(false),
             attendant_spin: Spin::default(),
             poller_spin: Spin::default(),
+            poller_since: AtomicU64::new(0),
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
@@ -233,9 +238,18 @@ impl Lane {
     }
 
     /// For a program that polls in vain: lets others have the core. Where they take it for long, whoever yields waits for all of them,
-    /// while a sleeper runs as soon as there is something for it: so the program's thread takes the seat of the attendant for a nap.
-    pub(crate) fn give_way(&self) {
-        if self.poller_spin.offer_core() || !self.sit_down() {
+    /// while a sleeper runs as soon as there is something for it: so the program's thread takes the seat of the attendant for a nap,
+    /// when the answer of a peer on another core should have come.
+    pub(crate) fn give_way(&self, first: bool) {
+        if self.poller_spin.offer_core() {
+            return;
+        }
+        let now = clock::now();
+        if first {
+            self.poller_since.store(now, Ordering::Relaxed);
+        }
+        let awake = now.saturating_sub(self.poller_since.load(Ordering::Relaxed));
+        if awake < POLL_AWAKE_NS || !self.sit_down() {
             return;
         }
         progress::nap(self, self.attendant());
@@ -405,11 +419,15 @@ mod tests {
         let lane = crate::run::tests::idle_lane();
         lane.poller_spin.found_crowded(clock::now() + 60_000_000_000);
         let polls = lane.polls();
-        lane.give_way();
+        lane.poller_since.store(clock::now() + 60_000_000_000, Ordering::Relaxed);
+        lane.give_way(false);
+        assert_eq!(lane.polls(), polls, "the answer may still come while it is awake");
+        lane.poller_since.store(0, Ordering::Relaxed);
+        lane.give_way(false);
         assert!(lane.polls() >= polls + 2, "sat down and went");
         assert!(!lane.is_attended());
         assert!(lane.sit_down(), "somebody else's seat");
-        lane.give_way();
+        lane.give_way(false);
         assert!(lane.is_attended());
         assert!(!is_woken(lane.attendant()), "nothing is left of the nap");
         lane.close();
