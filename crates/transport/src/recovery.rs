@@ -12,12 +12,14 @@
 use crate::timer::{MS, Nanos, ack_timeout};
 use crate::verbs::QpAttr;
 
-/// Shortest time before the first probe.
-pub(crate) const PROBE_FLOOR: Nanos = 2 * MS;
+/// Shortest time before the first probe. Where the last packets of all that is in flight are lost, or their ACK, nothing else finds
+/// it: some round trips of a local network, so that a loss costs no more than the window that is sent again. A peer that is not
+/// scheduled for milliseconds is asked some times in vain.
+pub(crate) const PROBE_FLOOR: Nanos = MS / 5;
 /// Time before the first probe while no round trip was measured: the peer may just be starting.
 pub(crate) const PROBE_INITIAL: Nanos = 10 * MS;
 /// The time between probes doubles so many times.
-const PROBE_DOUBLINGS: u32 = 6;
+const PROBE_DOUBLINGS: u32 = 9;
 /// Longest time before sending again, however long the ACK timeout is.
 pub(crate) const RTO_CEILING: Nanos = 1_000 * MS;
 /// Shortest time before sending again to a peer that cannot be asked.
