@@ -50,6 +50,25 @@ fn every_byte_of_every_operation_is_right() {
     }
 }
 
+/// A message of 1 MiB has at least 256 packets, so most are lost: that is the good right of UC and UD.
+#[test]
+fn what_a_bad_network_loses_of_unreliable_services_is_no_fault() {
+    let args = ["verify", "--self", "--json", "--events", "--seed", "3"];
+    let output = ferroce().args(args).env("FERROCE_FAULT", "loss=0.01,seed=3").output().expect("ferroce can be run");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*stderr), (Some(0), ""));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("stdout is JSON");
+    assert_eq!(report["failures"], Value::Array(vec![]));
+    let results = report["results"].as_array().expect("a list");
+    let sum = |service: &str, name: &str| -> u64 {
+        let of_service = results.iter().filter(|result| result["transport"] == service);
+        of_service.map(|result| result[name].as_u64().expect("a number")).sum()
+    };
+    assert_eq!((sum("RC", "lost"), sum("RC", "given_up")), (0, 0));
+    assert!(sum("UC", "given_up") > 0 && sum("UC", "lost") >= 3 * sum("UC", "given_up"), "{report}");
+    assert!(sum("UC", "cases") > 0 && sum("UD", "cases") > 0, "{report}");
+}
+
 #[test]
 fn all_tests_give_figures_for_both_sides() {
     let report = json(&["perf", "all", "--self", "--iters", "200", "--qps", "3", "--json"]);

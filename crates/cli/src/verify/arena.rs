@@ -76,21 +76,37 @@ impl Arena {
         pieces.iter().map(|&(offset, length)| self.memory.sge(offset, length as u32)).collect()
     }
 
+    /// What the memory must hold.
+    pub(super) fn model(&self) -> &[u8] {
+        &self.model
+    }
+
     /// Compares every byte.
     pub(super) fn check(&self) -> Result<(), Mismatch> {
+        self.check_partial(&self.model)
+    }
+
+    /// Compares every byte; it may also be as in `before`, an earlier [`Arena::model`].
+    pub(super) fn check_partial(&self, before: &[u8]) -> Result<(), Mismatch> {
         let found = self.memory.copy(0, self.model.len());
-        if *found == *self.model {
-            return Ok(());
-        }
-        let mut wrong = found.iter().zip(&self.model).enumerate().filter(|(_, (found, expected))| found != expected);
-        let (offset, (&found, &expected)) = wrong.next().expect("something differs");
-        Err(Mismatch { offset: offset as u64, found, expected, wrong: 1 + wrong.count() as u64 })
+        compare(&found, &self.model, before)
     }
 
     /// Bytes that [`Arena::check`] looks at.
     pub(super) fn len(&self) -> usize {
         self.model.len()
     }
+}
+
+/// Each byte of `found` must be that of `expected` or that of `before`.
+fn compare(found: &[u8], expected: &[u8], before: &[u8]) -> Result<(), Mismatch> {
+    if found == expected {
+        return Ok(());
+    }
+    let bytes = found.iter().zip(expected).zip(before).enumerate();
+    let mut wrong = bytes.filter(|(_, ((found, expected), before))| found != expected && found != before);
+    let Some((offset, ((&found, &expected), _))) = wrong.next() else { return Ok(()) };
+    Err(Mismatch { offset: offset as u64, found, expected, wrong: 1 + wrong.count() as u64 })
 }
 
 /// The word at `offset` after a reset.
@@ -113,4 +129,20 @@ pub(super) fn mix(seed: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_of_a_message_is_right_and_a_third_value_is_not() {
+        let (before, expected) = ([1, 1, 1, 1], [1, 2, 3, 1]);
+        for right in [[1, 1, 1, 1], [1, 2, 1, 1], [1, 1, 3, 1], [1, 2, 3, 1]] {
+            assert_eq!(compare(&right, &expected, &before), Ok(()));
+        }
+        let mismatch = Mismatch { offset: 2, found: 2, expected: 3, wrong: 2 };
+        assert_eq!(compare(&[1, 2, 2, 9], &expected, &before), Err(mismatch));
+        assert!(compare(&[1, 2, 1, 1], &expected, &expected).is_err(), "nothing may be missing");
+    }
 }

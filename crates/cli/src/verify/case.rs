@@ -37,6 +37,16 @@ impl Transport {
     }
 }
 
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Rc => "RC",
+            Transport::Uc => "UC",
+            Transport::Ud => "UD",
+        })
+    }
+}
+
 /// What the client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -107,13 +117,8 @@ pub(super) struct Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let transport = match self.transport {
-            Transport::Rc => "RC",
-            Transport::Uc => "UC",
-            Transport::Ud => "UD",
-        };
         let inline = if self.inline { " inline" } else { "" };
-        write!(f, "{transport} {} of {} bytes{inline} (case seed {:#x})", self.op, self.size, self.seed)
+        write!(f, "{} {} of {} bytes{inline} (case seed {:#x})", self.transport, self.op, self.size, self.seed)
     }
 }
 

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ferroce::{
-    Ah, Completion, Qp, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, UdDest, WcFlags, WcOpcode, WcStatus,
+    Ah, AhAttr, Completion, Qp, QpAttr, QpAttrMask, QpModify, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
+    SendWr, UdDest, WcFlags, WcOpcode, WcStatus,
 };
 use serde::{Deserialize, Serialize};
 
-use super::arena::{Arena, background, pattern};
+use super::arena::{Arena, Mismatch, background, pattern};
 use super::case::{Case, HALF, MAX_INLINE, Op, Transport};
 use crate::rig::{Control, Endpoint, Peer, PeerQp, Place, QKEY, Settings, status_error};
 
@@ -31,9 +32,15 @@ pub(super) const SETTINGS: Settings = Settings { depth: 16, events: false, inlin
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Verdict {
     Right,
-    /// An unreliable message did not arrive, which it may.
+    /// An unreliable message did not arrive, which it may; what is there of it is right.
     Lost,
     Wrong(String),
+}
+
+impl Verdict {
+    fn of_memory(mismatch: &Mismatch) -> Verdict {
+        Verdict::Wrong(format!("server's memory: {mismatch}"))
+    }
 }
 
 /// A device, one queue pair of each service type, memory.
@@ -42,8 +49,10 @@ pub(super) struct End {
     qps: Vec<Arc<Qp>>,
     arena: Arena,
     psn: u32,
-    /// (server) The receive of a lost message is still posted; the same case comes again and uses it.
-    receive_left: bool,
+    /// Path MTU in bytes, once connected.
+    mtu: u32,
+    /// (server) Whose message was lost, so that its receive is still posted.
+    receive_left: Option<Case>,
 }
 
 impl End {
@@ -52,7 +61,7 @@ impl End {
         let types = [QpType::Rc, QpType::Uc, QpType::Ud];
         let qps = types.into_iter().map(|qp_type| endpoint.create_qp(qp_type)).collect::<Result<Vec<_>>>()?;
         let arena = Arena::new(&endpoint.pd, 2 * HALF)?;
-        Ok(End { endpoint, qps, arena, psn: std::process::id() & 0xff_ffff, receive_left: false })
+        Ok(End { endpoint, qps, arena, psn: std::process::id() & 0xff_ffff, mtu: 0, receive_left: None })
     }
 
     pub(super) fn introduction(&self) -> Peer {
@@ -64,13 +73,14 @@ impl End {
         }
     }
 
-    pub(super) fn connect(&self, peer: &Peer, mtu: u32) -> Result<Arc<Ah>> {
+    pub(super) fn connect(&mut self, peer: &Peer, mtu: u32) -> Result<Arc<Ah>> {
         if peer.qps.len() != self.qps.len() {
             bail!("the peer has {} queue pairs instead of {}", peer.qps.len(), self.qps.len());
         }
         for (qp, remote) in self.qps.iter().zip(&peer.qps) {
             self.endpoint.connect(qp, self.psn, peer, *remote, mtu)?;
         }
+        self.mtu = mtu;
         Ok(self.endpoint.pd.create_ah(&self.endpoint.path_to(peer.addr))?)
     }
 
@@ -88,12 +98,17 @@ impl End {
     }
 
     /// Server: fresh memory, a receive if the case takes one.
-    pub(super) fn prepare(&mut self, case: &Case) -> Result<()> {
+    pub(super) fn prepare(&mut self, case: &Case, peer: &Peer) -> Result<()> {
+        let left = self.receive_left.take();
+        let again = left == Some(*case);
+        if let Some(left) = left.filter(|_| !again) {
+            self.take_back_receive(left.transport, peer)?;
+        }
         self.arena.reset(case.seed ^ 2);
         if case.op == Op::Read {
             self.arena.put(case.whole(true), &pattern(case.seed, case.size as usize));
         }
-        if case.op.takes_receive() && !std::mem::take(&mut self.receive_left) {
+        if case.op.takes_receive() && !again {
             let mut sges = Vec::new();
             if case.op != Op::WriteImm {
                 let mut pieces = case.pieces(false);
@@ -115,6 +130,15 @@ impl End {
         Ok(())
     }
 
+    /// Server: empties the receive queue. The client sends on as before: the next message of an unreliable service begins with
+    /// any PSN (IBA 9.8.2).
+    fn take_back_receive(&self, transport: Transport, peer: &Peer) -> Result<()> {
+        let (qp, remote) = (self.qp(transport), peer.qps[transport as usize]);
+        let reset = QpModify { attr: QpAttr { state: QpState::Reset, ..QpAttr::default() }, ah: AhAttr::default() };
+        qp.modify(&reset, QpAttrMask::STATE)?;
+        self.endpoint.connect(qp, self.psn, peer, remote, self.mtu)
+    }
+
     /// Server: what must have happened has happened, and nothing else.
     pub(super) fn judge(&mut self, case: &Case, peer: &Peer) -> Result<Verdict> {
         if case.op.takes_receive() {
@@ -128,22 +152,41 @@ impl End {
                     return Ok(Verdict::Wrong(format!("no completion within {} s", PATIENCE.as_secs())));
                 }
                 None => {
-                    self.receive_left = true;
-                    return Ok(Verdict::Lost);
+                    self.receive_left = Some(*case);
+                    return Ok(self.judge_lost(case));
                 }
             }
         }
+        if case.op == Op::Write && !case.transport.is_reliable() {
+            return Ok(self.judge_silent(case));
+        }
+        self.expect(case);
+        Ok(self.arena.check().map_or_else(|mismatch| Verdict::of_memory(&mismatch), |()| Verdict::Right))
+    }
+
+    /// Of an unreliable WRITE, whose arrival nothing tells.
+    fn judge_silent(&mut self, case: &Case) -> Verdict {
+        let before = self.arena.model().to_vec();
         self.expect(case);
         let deadline = Instant::now() + ARRIVAL;
-        loop {
-            match self.arena.check() {
-                Ok(()) => return Ok(Verdict::Right),
-                // Nothing tells when an unreliable WRITE arrives.
-                Err(_) if case.op == Op::Write && !case.transport.is_reliable() && Instant::now() < deadline => {}
-                Err(_) if case.op == Op::Write && !case.transport.is_reliable() => return Ok(Verdict::Lost),
-                Err(mismatch) => return Ok(Verdict::Wrong(format!("server's memory: {mismatch}"))),
+        while self.arena.check().is_err() {
+            if Instant::now() > deadline {
+                return self.partial(&before);
             }
         }
+        Verdict::Right
+    }
+
+    /// Of a message that did not arrive whole, and told so by silence.
+    fn judge_lost(&mut self, case: &Case) -> Verdict {
+        let before = self.arena.model().to_vec();
+        self.expect(case);
+        self.partial(&before)
+    }
+
+    /// Each byte is what the lost message has there, or as before.
+    fn partial(&self, before: &[u8]) -> Verdict {
+        self.arena.check_partial(before).map_or_else(|mismatch| Verdict::of_memory(&mismatch), |()| Verdict::Lost)
     }
 
     /// Puts what must have arrived into the model.
