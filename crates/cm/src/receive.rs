@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ferroce_wire::mad::{
-    ApStatus, Apr, Dreq, IpHeader, Mad, Message, Rej, RejReason, Rep, Req, ServiceId, Subject, address_of,
+    ApStatus, Apr, Dreq, IpHeader, Mad, Message, Mra, Rej, RejReason, Rep, Req, ServiceId, Subject, address_of,
 };
 
 use crate::cm::{Cm, Id, Role};
@@ -101,74 +101,39 @@ impl Cm {
 
     /// What the table says.
     pub(crate) fn apply(&mut self, now: Nanos, id: CmId, mad: &Mad) -> Result<(), DropReason> {
-        let conn = self.conn(id);
-        let (state, message) = (conn.state, mad.message.name());
+        let (state, message) = (self.conn(id).state, mad.message.name());
         let stray = Err(DropReason::Stray { message, state });
         let duplicate = Err(DropReason::Duplicate { message, state });
         match (action(state, Kind::of(&mad.message)), &mad.message) {
             (Action::AskTime, message) => {
-                let subject = if matches!(message, Message::Req(_)) { Subject::REQ } else { Subject::REP };
-                let mad = conn.mra(subject, self.config.timing.service_timeout);
-                self.send_of(id, mad);
+                self.ask_time(id, message);
                 duplicate
             }
             (Action::AnswerAgain, message) => {
-                // A REP is for the active end, and a REQ for the passive one.
-                let last = conn.last.as_deref().filter(|_| conn.active == matches!(message, Message::Rep(_))).copied();
-                let Some(last) = last else { return stray };
-                self.send_of(id, last);
-                duplicate
-            }
-            (Action::RejectAgain, message) => {
-                if let Some(mut reject) = conn.reject.as_deref().copied() {
-                    if let Message::Rej(rej) = &mut reject.message {
-                        rej.subject = match message {
-                            Message::Req(_) => Subject::REQ,
-                            Message::Rep(_) => Subject::REP,
-                            _ => Subject::OTHER,
-                        };
-                    }
-                    self.send_of(id, reject);
-                } else if let Message::Rep(rep) = message {
-                    // The peer never heard that this is over.
-                    let answer = rej(conn.comm_id, rep.local_comm_id, Subject::REP, RejReason::INVALID_COMM_INSTANCE);
-                    let answer = Mad::new(mad.tid, answer.into());
-                    self.send_of(id, answer);
+                if self.answer_again(id, message) {
+                    duplicate
+                } else {
+                    stray
                 }
+            }
+            (Action::RejectAgain, _) => {
+                self.reject_again(id, mad);
                 duplicate
             }
             (Action::Repeated, _) => duplicate,
             (Action::ConfirmRelease, Message::Dreq(dreq)) => {
-                let mut answer = conn.drep(mad.tid);
-                if let Message::Drep(drep) = &mut answer.message {
-                    drep.remote_comm_id = dreq.local_comm_id;
-                }
-                self.send_of(id, answer);
+                self.send_drep(id, mad.tid, dreq);
                 if state == State::Timewait {
                     self.prolong_timewait(now, id);
                 }
                 duplicate
             }
             (Action::RefusePath, Message::Lap(lap)) => {
-                let answer = apr(conn.comm_id, lap.local_comm_id, ApStatus::UNSUPPORTED);
-                let answer = Mad::new(mad.tid, answer.into());
-                self.send_of(id, answer);
+                let answer = apr(self.conn(id).comm_id, lap.local_comm_id, ApStatus::UNSUPPORTED);
+                self.send_of(id, Mad::new(mad.tid, answer.into()));
                 Ok(())
             }
-            (Action::Wait(to), Message::Mra(mra)) => {
-                let expected = if to == State::MraReqRcvd { Subject::REQ } else { Subject::REP };
-                if mra.subject != expected {
-                    return Err(DropReason::Field { message, field: "MRAed message" });
-                }
-                let timing = self.config.timing;
-                let service_timeout = timing.time(mra.service_timeout);
-                let conn = self.conn_mut(id);
-                let retry = conn.retry.as_mut().expect("who sent a REQ or REP waits for an answer");
-                let Some(until) = retry.prolong(now, &timing, service_timeout) else { return duplicate };
-                conn.state = to;
-                self.set_timer(id, Some(until));
-                Ok(())
-            }
+            (Action::Wait(to), Message::Mra(mra)) => self.wait(now, id, mra, to),
             (Action::Rejected(to), Message::Rej(rej)) => {
                 self.rejected(now, id, rej, to);
                 Ok(())
@@ -178,35 +143,9 @@ impl Cm {
                 self.ready(id);
                 Ok(())
             }
-            (Action::Released, Message::Dreq(dreq)) => {
-                check_dreq(conn, dreq)?;
-                self.stop(id);
-                let conn = self.conn_mut(id);
-                conn.state = State::DreqRcvd;
-                conn.dreq_tid = mad.tid;
-                conn.announce_exit = true;
-                self.raise(id, EventKind::Disconnected { timed_out: false });
-                Ok(())
-            }
-            (Action::Withdrawn, Message::Dreq(dreq)) => {
-                check_dreq(conn, dreq)?;
-                let mut answer = conn.drep(mad.tid);
-                if let Message::Drep(drep) = &mut answer.message {
-                    drep.remote_comm_id = dreq.local_comm_id;
-                }
-                self.send_of(id, answer);
-                let reason = RejReason::CONSUMER_DEFINED;
-                self.raise(id, EventKind::Rejected { reason, private_data: Box::new([0; REJECT_PRIVATE_DATA]) });
-                self.finish(id);
-                Ok(())
-            }
-            (Action::ReleasesCrossed, Message::Dreq(dreq)) => {
-                check_dreq(conn, dreq)?;
-                self.conn_mut(id).dreq_tid = mad.tid;
-                self.raise(id, EventKind::Disconnected { timed_out: false });
-                self.confirm_release(now, id);
-                Ok(())
-            }
+            (Action::Released, Message::Dreq(dreq)) => self.released(id, mad.tid, dreq),
+            (Action::Withdrawn, Message::Dreq(dreq)) => self.withdrawn(id, mad.tid, dreq),
+            (Action::ReleasesCrossed, Message::Dreq(dreq)) => self.releases_crossed(now, id, mad.tid, dreq),
             (Action::ReleaseConfirmed, _) => {
                 self.raise(id, EventKind::Disconnected { timed_out: false });
                 self.enter_timewait(now, id);
@@ -218,6 +157,97 @@ impl Cm {
             }
             _ => stray,
         }
+    }
+
+    /// The program is not done with what came again.
+    fn ask_time(&mut self, id: CmId, message: &Message) {
+        let subject = if matches!(message, Message::Req(_)) { Subject::REQ } else { Subject::REP };
+        let mad = self.conn(id).mra(subject, self.config.timing.service_timeout);
+        self.send_of(id, mad);
+    }
+
+    /// Sends the last message again, if it answers this one: a REP is for the active end, and a REQ for the passive one.
+    fn answer_again(&mut self, id: CmId, message: &Message) -> bool {
+        let conn = self.conn(id);
+        let is_answer = conn.active == matches!(message, Message::Rep(_));
+        let Some(last) = conn.last.as_deref().copied().filter(|_| is_answer) else { return false };
+        self.send_of(id, last);
+        true
+    }
+
+    /// The peer has not heard that this is over.
+    fn reject_again(&mut self, id: CmId, mad: &Mad) {
+        let conn = self.conn(id);
+        if let Some(mut reject) = conn.reject.as_deref().copied() {
+            if let Message::Rej(rej) = &mut reject.message {
+                rej.subject = match mad.message {
+                    Message::Req(_) => Subject::REQ,
+                    Message::Rep(_) => Subject::REP,
+                    _ => Subject::OTHER,
+                };
+            }
+            self.send_of(id, reject);
+        } else if let Message::Rep(rep) = &mad.message {
+            let answer = rej(conn.comm_id, rep.local_comm_id, Subject::REP, RejReason::INVALID_COMM_INSTANCE);
+            self.send_of(id, Mad::new(mad.tid, answer.into()));
+        }
+    }
+
+    /// Confirms a release, whatever is known of its sender.
+    fn send_drep(&mut self, id: CmId, tid: u64, dreq: &Dreq) {
+        let mut answer = self.conn(id).drep(tid);
+        if let Message::Drep(drep) = &mut answer.message {
+            drep.remote_comm_id = dreq.local_comm_id;
+        }
+        self.send_of(id, answer);
+    }
+
+    /// The peer wants more time for our REQ or REP.
+    fn wait(&mut self, now: Nanos, id: CmId, mra: &Mra, to: State) -> Result<(), DropReason> {
+        let expected = if to == State::MraReqRcvd { Subject::REQ } else { Subject::REP };
+        if mra.subject != expected {
+            return Err(DropReason::Field { message: "MRA", field: "MRAed message" });
+        }
+        let timing = self.config.timing;
+        let conn = self.conn_mut(id);
+        let retry = conn.retry.as_mut().expect("who sent a REQ or REP waits for an answer");
+        let Some(until) = retry.prolong(now, &timing, timing.time(mra.service_timeout)) else {
+            return Err(DropReason::Duplicate { message: "MRA", state: conn.state });
+        };
+        conn.state = to;
+        self.set_timer(id, Some(until));
+        Ok(())
+    }
+
+    /// The peer releases the connection.
+    fn released(&mut self, id: CmId, tid: u64, dreq: &Dreq) -> Result<(), DropReason> {
+        check_dreq(self.conn(id), dreq)?;
+        self.stop(id);
+        let conn = self.conn_mut(id);
+        conn.state = State::DreqRcvd;
+        conn.dreq_tid = tid;
+        conn.announce_exit = true;
+        self.raise(id, EventKind::Disconnected { timed_out: false });
+        Ok(())
+    }
+
+    /// The peer releases what it only asked for.
+    fn withdrawn(&mut self, id: CmId, tid: u64, dreq: &Dreq) -> Result<(), DropReason> {
+        check_dreq(self.conn(id), dreq)?;
+        self.send_drep(id, tid, dreq);
+        let reason = RejReason::CONSUMER_DEFINED;
+        self.raise(id, EventKind::Rejected { reason, private_data: Box::new([0; REJECT_PRIVATE_DATA]) });
+        self.finish(id);
+        Ok(())
+    }
+
+    /// Both ends release the connection at once.
+    fn releases_crossed(&mut self, now: Nanos, id: CmId, tid: u64, dreq: &Dreq) -> Result<(), DropReason> {
+        check_dreq(self.conn(id), dreq)?;
+        self.conn_mut(id).dreq_tid = tid;
+        self.raise(id, EventKind::Disconnected { timed_out: false });
+        self.confirm_release(now, id);
+        Ok(())
     }
 
     /// The peer rejects a REQ or REP, or gives the connection up.
