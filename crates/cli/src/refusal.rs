@@ -1,11 +1,47 @@
-//! What the verbs library refused, as it noted it in the file named by `FERROCE_REFUSAL`.
+//! What the verbs library refused, as it noted it where `FERROCE_REFUSAL` says.
 //!
 //! One line for each refused verb: verb, errno, sentence, parted by tabs. The sentence names the attribute at fault,
-//! why it was refused, and the remedy. The file is written by the program that was run, so it is read as hostile text.
+//! why it was refused, and the remedy. The lines are written by the program that was run, so they are read as hostile text.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+
+/// The lowest number that programs may find the record at: not where their own descriptors begin.
+const RECORD_FD_MIN: i32 = 200;
+
+/// Where the programs of one command write what was refused: memory, which no folder names, so that nothing is left when this process is
+/// killed. A program has it as an inherited descriptor. One that has closed that, as daemons do, opens this process's.
+pub(crate) struct Record(File);
+
+impl Record {
+    /// An empty one, which programs inherit from now on.
+    pub(crate) fn make() -> io::Result<Record> {
+        let memory = memfd_create("ferroce-refusals", MemfdFlags::CLOEXEC)?;
+        // A low limit of descriptors allows no high number.
+        let memory = fcntl_dupfd_cloexec(&memory, RECORD_FD_MIN).unwrap_or(memory);
+        fcntl_setfd(&memory, FdFlags::empty())?;
+        Ok(Record(File::from(memory)))
+    }
+
+    /// The value of `FERROCE_REFUSAL`: device and inode of the memory, which nothing else has, and the path of this process's descriptor.
+    /// Its number is that of the inherited one, too.
+    pub(crate) fn name(&self) -> io::Result<String> {
+        let metadata = self.0.metadata()?;
+        let (pid, fd) = (std::process::id(), self.0.as_raw_fd());
+        Ok(format!("memfd:{}:{}:/proc/{pid}/fd/{fd}", metadata.dev(), metadata.ino()))
+    }
+
+    /// The newest refusal.
+    pub(crate) fn last(&mut self) -> io::Result<Option<Refusal>> {
+        Refusal::last(&mut self.0)
+    }
+}
 
 /// As much of the end of the file as is looked at, in bytes.
 const TAIL_BYTES: u64 = 16 * 1024;
@@ -20,7 +56,7 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     /// The last complete line of `file`, if there is one.
-    pub(crate) fn last(file: &mut File) -> io::Result<Option<Refusal>> {
+    fn last(file: &mut File) -> io::Result<Option<Refusal>> {
         let length = file.seek(SeekFrom::End(0))?;
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
         let mut tail = Vec::new();

@@ -17,7 +17,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::layout::Layout;
 use crate::output::complain;
-use crate::refusal::Refusal;
+use crate::refusal::Record;
 use crate::sysfs::Sysfs;
 
 /// Run a command with Ferroce as its RDMA stack.
@@ -75,14 +75,11 @@ const PASSED_ON: &[i32] = &[SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, 
 /// Runs the command and gives the code to exit with.
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let layout = Layout::find(env::var_os("FERROCE_LIB").map(PathBuf::from))?;
-    let mut refusals = tempfile::Builder::new()
-        .prefix("ferroce-refusal-")
-        .tempfile()
-        .with_context(|| format!("cannot make a file in {}", env::temp_dir().display()))?;
+    let mut record = Record::make().context("cannot make memory for what is refused")?;
     let (program, arguments) = args.command.split_first().expect("clap requires a command");
     let mut command = Command::new(program);
     command.args(arguments).envs(environment(&layout, |name| env::var_os(name)));
-    command.env("FERROCE_REFUSAL", refusals.path());
+    command.env("FERROCE_REFUSAL", record.name().context("cannot name the memory for what is refused")?);
     // Kept until the command has ended.
     let sysfs = args.sysfs.map(|_| Sysfs::make()).transpose()?;
     match (args.sysfs, &sysfs) {
@@ -108,7 +105,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let status = signals.wait(child)?;
 
     if worth_explaining(status)
-        && let Some(refusal) = Refusal::last(refusals.as_file_mut()).context("cannot read what was refused")?
+        && let Some(refusal) = record.last().context("cannot read what was refused")?
     {
         complain(refusal);
     }

@@ -62,7 +62,8 @@ fn the_exit_code_is_the_command_s() {
 
 #[test]
 fn a_failure_is_explained_by_the_last_refused_verb() {
-    let output = run("printf 'ibv_modify_qp\\t22\\tah_attr.is_global is 0: use -g 0\\n' >> $FERROCE_REFUSAL; exit 3");
+    let output =
+        run("printf 'ibv_modify_qp\\t22\\tah_attr.is_global is 0: use -g 0\\n' >> ${FERROCE_REFUSAL##*:}; exit 3");
     assert_eq!(output.status.code(), Some(3));
     assert_eq!(
         text(&output.stderr),
@@ -73,16 +74,51 @@ fn a_failure_is_explained_by_the_last_refused_verb() {
 
 #[test]
 fn nothing_is_said_when_all_is_well_or_nothing_was_refused() {
-    assert_eq!(text(&run("printf 'ibv_x\\t22\\tprobed\\n' >> $FERROCE_REFUSAL; exit 0").stderr), "");
+    assert_eq!(text(&run("printf 'ibv_x\\t22\\tprobed\\n' >> ${FERROCE_REFUSAL##*:}; exit 0").stderr), "");
     assert_eq!(text(&run("exit 1").stderr), "");
-    assert_eq!(text(&run("printf 'ibv_x\\t22\\tprobed\\n' >> $FERROCE_REFUSAL; kill -TERM $$").stderr), "");
+    assert_eq!(text(&run("printf 'ibv_x\\t22\\tprobed\\n' >> ${FERROCE_REFUSAL##*:}; kill -TERM $$").stderr), "");
 }
 
 #[test]
-fn the_file_of_refusals_is_removed() {
-    let path = text(&run("echo $FERROCE_REFUSAL").stdout);
-    assert!(path.contains("ferroce-refusal-"), "{path}");
-    assert!(!Path::new(path.trim()).exists());
+fn a_refusal_is_told_by_a_program_that_closed_all_descriptors() {
+    let script = "path=${FERROCE_REFUSAL##*:}; eval \"exec ${path##*/}>&-\"; test ! -e /proc/self/fd/${path##*/} || exit 1; \
+                  printf 'ibv_x\\t22\\tclosed\\n' >> $path; exit 3";
+    let output =
+        ferroce(empty_library().path()).args(["run", "--", "bash", "-c", script]).output().expect("ferroce can be run");
+    assert!(text(&output.stderr).ends_with(": closed\n"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(3));
+}
+
+/// As the library does it: in another user namespace the descriptors of this process cannot be opened, the inherited one can.
+#[test]
+fn a_refusal_is_told_by_a_program_in_another_user_namespace() {
+    let allowed = Command::new("unshare").args(["-rn", "true"]).output().is_ok_and(|output| output.status.success());
+    let namespace = if allowed { "unshare -rn" } else { "" };
+    let output = run(&format!(
+        "exec {namespace} sh -c 'printf \"ibv_x\\t22\\tinherited\\n\" >> /proc/self/fd/${{FERROCE_REFUSAL##*/}}; exit 3'"
+    ));
+    assert!(text(&output.stderr).ends_with(": inherited\n"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_no_file() {
+    let (lib, folder) = (empty_library(), tempfile::tempdir().expect("a temporary folder"));
+    let mut child = ferroce(lib.path())
+        .args(["run", "--", "sh", "-c", "echo $PPID; exec sleep 600"])
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("ferroce can be run");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("the command runs");
+    assert_eq!(line.trim(), child.id().to_string());
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).expect("can be read");
+    child.kill().expect("it runs");
+    child.wait().expect("it has ended");
+    let left = std::fs::read_dir(folder.path()).expect("is there").count();
+    let ended = Command::new("kill").args(children.split_whitespace()).status().expect("kill can be run");
+    assert_eq!(left, 0);
+    assert!(ended.success());
 }
 
 #[test]
