@@ -10,7 +10,8 @@ use crate::output::{Out, Table};
 /// Show the RDMA devices: interface, state, MTU and GIDs.
 ///
 /// Each network interface that is up and has an address is a device. PATH MTU is the largest path MTU that queue pairs
-/// may ask for. A program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0).
+/// may ask for. A program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0). An address may stand
+/// at several indices: 0, 1 and 3 are IPv4 wherever the interface has such an address, for recipes name them.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -48,6 +49,9 @@ struct ShownGid {
     kind: &'static str,
 }
 
+/// Below the table.
+const WHY_REPEATED: &str = "GIDs repeat on purpose: recipes name indices 1 and 3, so these are always there.";
+
 pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
     let show = |device: &std::sync::Arc<Device>| Shown::of(&device.info(), device.port().active_mtu);
     let shown: Vec<Shown> = ferroce::devices()?.iter().map(show).collect();
@@ -56,6 +60,9 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
         out.json(&shown)?;
     } else {
         table(&shown).print(&mut out)?;
+        if shown.iter().any(Shown::repeats) {
+            out.line(WHY_REPEATED)?;
+        }
     }
     Ok(0)
 }
@@ -82,6 +89,11 @@ impl Shown {
                 })
                 .collect(),
         }
+    }
+
+    /// Does an address stand at more than one index?
+    fn repeats(&self) -> bool {
+        self.gids.iter().enumerate().any(|(at, gid)| self.gids[..at].iter().any(|other| other.gid == gid.gid))
     }
 }
 
@@ -144,6 +156,14 @@ mod tests {
                 "                                                                 1  fe80::1",
             ]
         );
+    }
+
+    #[test]
+    fn a_repeated_address_is_noticed() {
+        let mut info = device();
+        assert!(!Shown::of(&info, 1024).repeats());
+        info.gids.push(info.gids[0]);
+        assert!(Shown::of(&info, 1024).repeats());
     }
 
     #[test]

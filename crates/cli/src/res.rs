@@ -31,7 +31,7 @@ Columns of queue pairs:
   RNR        RNR NAKs since the last progress / rnr_retry (7: any number)
   SEND, RECV requests outstanding / room for them (srq: they come from an SRQ)
 
-With --json a null says that no service runs; with --watch each object is one line.")]
+With --json numbers of queue pairs and keys are plain numbers; a null says that no service runs; with --watch each object is one line.")]
 pub(crate) struct ResArgs {
     /// Kinds of objects to show (default: all)
     #[arg(value_name = "KIND")]
@@ -173,6 +173,11 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
+/// A queue pair number as programs of verbs print it; its upper ten bits name the lane.
+pub(crate) fn hex_qpn(qpn: u32) -> String {
+    format!("{qpn:#08x}")
+}
+
 /// What is used and how much there is.
 fn of(used: Option<impl ToString>, all: impl ToString) -> String {
     used.map_or_else(|| "-".into(), |used| format!("{}/{}", used.to_string(), all.to_string()))
@@ -192,12 +197,12 @@ fn qp_table(rows: &[Owned<QpRow>]) -> Table {
             pid.to_string(),
             printable(program),
             printable(&row.device),
-            row.qpn.to_string(),
+            hex_qpn(row.qpn),
             printable(&row.qp_type),
             printable(&row.state),
             or_dash(row.local),
             or_dash(row.remote),
-            or_dash(row.remote_qpn),
+            or_dash(row.remote_qpn.map(hex_qpn)),
             printable(row.carrier.as_deref().unwrap_or("-")),
             row.path_mtu.to_string(),
             row.sq_psn.to_string(),
@@ -225,8 +230,8 @@ fn cm_id_table(rows: &[CmIdStatus]) -> Table {
             row.state.clone(),
             or_dash(row.local),
             or_dash(row.peer),
-            or_dash(row.qpn),
-            or_dash(row.remote_qpn),
+            or_dash(row.qpn.map(hex_qpn)),
+            or_dash(row.remote_qpn.map(hex_qpn)),
             row.waiting.to_string(),
         ]);
     }
@@ -336,8 +341,8 @@ mod tests {
         assert_eq!(
             qp_table(&found.qps).lines(),
             [
-                "PID  PROGRAM      DEVICE      QPN  TYPE  STATE  LOCAL      REMOTE      RQPN  VIA   MTU  SQ-PSN  UNA  FLY  RQ-PSN  RETRY  RNR  SEND  RECV",
-                " 11  ib_write_bw  ferroce0  16390  RC    RTS    192.0.2.7  192.0.2.8  32777  udp  1024     105  100    5       0    1/7  0/6  2/16   srq",
+                "PID  PROGRAM      DEVICE         QPN  TYPE  STATE  LOCAL      REMOTE         RQPN  VIA   MTU  SQ-PSN  UNA  FLY  RQ-PSN  RETRY  RNR  SEND  RECV",
+                " 11  ib_write_bw  ferroce0  0x004006  RC    RTS    192.0.2.7  192.0.2.8  0x008009  udp  1024     105  100    5       0    1/7  0/6  2/16   srq",
             ]
         );
     }
@@ -357,6 +362,7 @@ mod tests {
         let found = Resources::of(vec![program(11, "ib_write_bw", Ok(snapshot())), silent], vec![]);
         let json = serde_json::to_value(&found).expect("can be JSON");
         assert_eq!(json["qps"][0]["pid"], 11);
+        assert_eq!(json["qps"][0]["qpn"], 16_390);
         assert_eq!(json["qps"][0]["remote"], "192.0.2.8");
         assert_eq!(json["qps"][0]["receives"], serde_json::Value::Null);
         assert_eq!(json["silent"][0], "pid 12 (sleeper) did not answer");

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::output::{Out, Table};
 use crate::programs::{self, Program, printable};
+use crate::res::hex_qpn;
 use crate::watch::WatchArgs;
 
 /// Show what devices, programs and queue pairs count: packets and bytes, ACKs and NAKs by kind, the time lost to receivers that were
@@ -241,7 +242,13 @@ impl OfProgram {
 
 impl OfQp {
     fn title(&self) -> String {
-        format!("{} qp {} {} {}", printable(&self.device), self.qpn, printable(&self.qp_type), printable(&self.state))
+        format!(
+            "{} qp {} {} {}",
+            printable(&self.device),
+            hex_qpn(self.qpn),
+            printable(&self.qp_type),
+            printable(&self.state)
+        )
     }
 }
 
@@ -281,7 +288,8 @@ fn print(blocks: &[Block], before: Option<(f64, &[Block])>, all: bool, out: &mut
 }
 
 fn table(block: &Block, before: Option<(f64, &[Block])>, all: bool) -> Table {
-    let mut table = Table::new(&["COUNTER", ">VALUE", ">PER SECOND"]);
+    let headings: &[&str] = &["COUNTER", ">VALUE", ">PER SECOND"];
+    let mut table = Table::new(if before.is_some() { headings } else { &headings[..2] });
     let old = before.and_then(|(seconds, blocks)| {
         let old = blocks.iter().find(|old| old.title == block.title)?;
         Some((seconds, &old.counters))
@@ -290,7 +298,12 @@ fn table(block: &Block, before: Option<(f64, &[Block])>, all: bool) -> Table {
         let grown = old.map(|(seconds, old)| {
             value.saturating_sub(old.get(name).copied().unwrap_or(0)) as f64 / seconds.max(f64::MIN_POSITIVE)
         });
-        table.row([printable(name), value.to_string(), grown.map_or_else(String::new, |grown| format!("{grown:.0}"))]);
+        let mut row = vec![printable(name), value.to_string()];
+        if before.is_some() {
+            // Empty: this block was not there before.
+            row.push(grown.map_or_else(String::new, |grown| format!("{grown:.0}")));
+        }
+        table.row(row);
     }
     table
 }
@@ -331,7 +344,10 @@ mod tests {
         let titles = |by| found.blocks(by).into_iter().map(|block| block.title).collect::<Vec<_>>();
         assert_eq!(titles(By::Device), ["ferroce0 (eth0)", "links of all programs", "service"]);
         assert_eq!(titles(By::Program)[..2], ["pid 1 (p), ferroce0 (eth0)", "pid 1 (p), link"]);
-        assert_eq!(titles(By::Qp), ["pid 1 (p), ferroce0 qp 5 RC RTS", "pid 2 (p), ferroce0 qp 5 RC RTS"]);
+        assert_eq!(
+            titles(By::Qp),
+            ["pid 1 (p), ferroce0 qp 0x000005 RC RTS", "pid 2 (p), ferroce0 qp 0x000005 RC RTS"]
+        );
     }
 
     #[test]
@@ -339,10 +355,16 @@ mod tests {
         let block = |value| Block { title: "t".into(), counters: from_pairs([("a", value), ("b", 0)]) };
         let before = [block(100)];
         let lines = |before, all| table(&block(300), before, all).lines();
-        assert_eq!(lines(None, false), ["COUNTER  VALUE  PER SECOND", "a          300"]);
+        assert_eq!(lines(None, false), ["COUNTER  VALUE", "a          300"]);
         assert_eq!(
             lines(Some((2.0, &before[..])), true),
             ["COUNTER  VALUE  PER SECOND", "a          300         100", "b            0           0"]
+        );
+        let other = [Block { title: "other".into(), counters: Counted::new() }];
+        assert_eq!(
+            lines(Some((2.0, &other[..])), false),
+            ["COUNTER  VALUE  PER SECOND", "a          300"],
+            "it was not there before"
         );
     }
 }

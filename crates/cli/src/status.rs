@@ -41,20 +41,20 @@ pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
 
 fn lines(status: &Status) -> Vec<String> {
     let mut lines = vec![format!(
-        "service: pid {}, keeper {}, uid {}, UDP port {}, up {} s, {} restarts, {} sockets, {} lingering",
+        "service: pid {}, keeper {}, uid {}, UDP port {}, up {} s, {}, {}, {} lingering",
         status.pid,
         status.keeper,
         status.uid,
         status.port,
         status.uptime_s,
-        status.restarts,
-        status.sockets,
+        counted(status.restarts, "restart"),
+        counted(status.sockets, "socket"),
         status.lingering
     )];
     let counters = status.counters;
     lines.push(format!(
-        "packets: {} strays, {} handed in, {} forwarded; dropped: {} short, {} without a lane, {} full, {} in a loop",
-        counters.strays,
+        "packets: {}, {} handed in, {} forwarded; dropped: {} short, {} without a lane, {} full, {} in a loop",
+        counted(counters.strays, "stray"),
         counters.relay_in,
         counters.relay_out,
         counters.drop_short,
@@ -78,6 +78,12 @@ fn lines(status: &Status) -> Vec<String> {
     }
     lines.extend(table.lines());
     lines
+}
+
+/// "1 restart", "2 restarts".
+fn counted(number: impl Into<u64>, thing: &str) -> String {
+    let number = number.into();
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// What users have of what they may have, and what one program may have.
@@ -109,6 +115,11 @@ mod tests {
     use ferroce_service::protocol::{ClientStatus, Counters};
 
     use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([0u64, 1, 2].map(|number| counted(number, "restart")), ["0 restarts", "1 restart", "2 restarts"]);
+    }
 
     #[test]
     fn clients_are_listed_with_their_lanes() {

@@ -149,9 +149,9 @@ fn the_objects_of_a_program_are_shown_and_what_they_count() {
     let text = |args: &[&str]| String::from_utf8(ferroce(args).stdout).expect("UTF-8");
     let people = text(&["res", "qp", "--pid", &pid]);
     assert!(people.starts_with("qp 2  cm_id 0  mr 1  cq 1  srq 0  pd 1\n"), "{people}");
-    assert!(people.contains(&format!("{}  RC", a.qpn())) && !people.contains("ACCESS"), "{people}");
+    assert!(people.contains(&format!("{:#08x}  RC", a.qpn())) && !people.contains("ACCESS"), "{people}");
     let people = text(&["stat", "--by", "qp", "--pid", &pid]);
-    assert!(people.contains(&format!("qp {} RC RTS", a.qpn())) && people.contains("sent_bytes"), "{people}");
+    assert!(people.contains(&format!("qp {:#08x} RC RTS", a.qpn())) && people.contains("sent_bytes"), "{people}");
 
     let Objects { qps, .. } = objects;
     drop(qps);
