@@ -47,11 +47,23 @@ pub fn start(config: &config::Log) -> Result<(), ServiceError> {
             })?;
             (Some(file), config.level.into())
         }
-        (None, Ok(level)) => (None, level.parse().unwrap_or(LevelFilter::Warn)),
+        (None, Ok(level)) => (None, of_environment(&level)),
         (None, Err(_)) => return Ok(()),
     };
     if log::set_logger(Box::leak(Box::new(Lines { file }))).is_ok() {
         log::set_max_level(level);
     }
     Ok(())
+}
+
+/// What `FERROCE_LOG` says, where nothing is `off`. What is no level is told on standard error, and taken for `warn`.
+fn of_environment(value: &str) -> LevelFilter {
+    match value.trim() {
+        "" => LevelFilter::Off,
+        level => level.parse().unwrap_or_else(|_| {
+            let known = "error, warn, info, debug, trace or off";
+            let _ = writeln!(std::io::stderr(), "ferroced: FERROCE_LOG={value:?} is no level: {known}; taken for warn");
+            LevelFilter::Warn
+        }),
+    }
 }
