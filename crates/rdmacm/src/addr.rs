@@ -19,7 +19,8 @@ const PKEY: u16 = 0xffff;
 
 /// Bytes of an address of IPv4 or IPv6.
 pub(crate) fn length(addr: *const sockaddr) -> Call<usize> {
-    match c_int::from(given(addr, "the address")?.sa_family) {
+    // SAFETY: an address of the program, by the contract of the functions of C, or of ours.
+    match c_int::from(unsafe { given(addr, "the address") }?.sa_family) {
         libc::AF_INET => Ok(size_of::<sockaddr_in>()),
         libc::AF_INET6 => Ok(size_of::<sockaddr_in6>()),
         other => Err(Refusal::new(
@@ -255,7 +256,8 @@ rdma! {
                 format!("option {option} of level {level}: only those of RDMA_OPTION_ID are available (RoCE has no path records to set)"),
             ));
         }
-        given(value.cast::<u8>(), "the option's value")?;
+        // SAFETY: as above.
+        unsafe { given(value.cast::<u8>(), "the option's value") }?;
         if len != if is_int { 4 } else { 1 } {
             return Err(Refusal::invalid(format!("the option's value has {len} bytes")));
         }

@@ -185,7 +185,9 @@ rdma! {
             if known.is_null() && wanted.src.is_null() {
                 return Err(Refusal::invalid("neither a node nor a service nor an address in the hints"));
             }
-            put(res, result(&wanted, known, ptr::null())?)?;
+            let only = result(&wanted, known, ptr::null())?;
+            // SAFETY: by the contract of the function.
+            unsafe { put(res, only) }?;
             return Ok(0);
         }
         let found = match ask(node, service, &wanted) {
@@ -195,7 +197,8 @@ rdma! {
         let list = results(&wanted, found);
         // SAFETY: the C library's list, of which copies were taken.
         unsafe { libc::freeaddrinfo(found) };
-        put(res, list?)?;
+        // SAFETY: by the contract of the function.
+        unsafe { put(res, list?) }?;
         Ok(0)
     }
 

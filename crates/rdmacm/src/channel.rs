@@ -117,7 +117,8 @@ impl ChannelObject {
     ///
     /// NULL, or made by `rdma_create_event_channel` or an id's channel, and not destroyed.
     pub(crate) unsafe fn of(pointer: *const rdma_event_channel) -> Call<Arc<ChannelObject>> {
-        let object: *const ChannelObject = ptr::from_ref(given(pointer, "the event channel")?).cast();
+        // SAFETY: NULL or live, by the contract.
+        let object: *const ChannelObject = ptr::from_ref(unsafe { given(pointer, "the event channel") }?).cast();
         // SAFETY: by the contract it lies at the start of the object, which an `Arc` holds.
         unsafe {
             Arc::increment_strong_count(object);

@@ -120,7 +120,8 @@ rdma! {
     fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let wanted = if conn_param.is_null() { default_param() } else { *given(conn_param, "conn_param")? };
+        // SAFETY: as above.
+        let wanted = if conn_param.is_null() { default_param() } else { *unsafe { given(conn_param, "conn_param") }? };
         let (number, path) = {
             let inner = object.inner();
             (inner.number, inner.path.filter(|_| inner.routed))
@@ -166,7 +167,8 @@ rdma! {
         let mut wanted = if conn_param.is_null() {
             rdma_conn_param { responder_resources, initiator_depth, ..default_param() }
         } else {
-            *given(conn_param, "conn_param")?
+            // SAFETY: as above.
+            *unsafe { given(conn_param, "conn_param") }?
         };
         // No more than the peer can.
         if wanted.responder_resources == MOST {
@@ -279,7 +281,8 @@ rdma! {
         }
         // SAFETY: the field is the library's.
         unsafe { (*object.as_ptr()).event = came };
-        put(id, fresh)?;
+        // SAFETY: by the contract of the function.
+        unsafe { put(id, fresh) }?;
         Ok(0)
     }
 }

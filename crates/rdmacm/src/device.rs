@@ -97,7 +97,8 @@ rdma! {
             unsafe { contexts.add(at).write(*context) };
         }
         if !num_devices.is_null() {
-            put(num_devices, found.len() as c_int)?;
+            // SAFETY: by the contract of the function.
+            unsafe { put(num_devices, found.len() as c_int) }?;
         }
         Ok(contexts)
     }

@@ -23,7 +23,8 @@ fn furnish(object: &IdObject, found: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut
         // SAFETY: a fresh id, and an address of the program.
         inner(unsafe { rdma_bind_addr(c, found.ai_src_addr) })?;
         if !init.is_null() {
-            let mut init = *given(init, "qp_init_attr")?;
+            // SAFETY: attributes of the program.
+            let mut init = *unsafe { given(init, "qp_init_attr") }?;
             init.qp_type = found.ai_qp_type as u32;
             object.inner().template = Some((pd as usize, init));
         }
@@ -35,10 +36,12 @@ fn furnish(object: &IdObject, found: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut
     // SAFETY: a fresh id.
     inner(unsafe { rdma_resolve_route(c, TIMEOUT_MS) })?;
     if !init.is_null() {
-        let mut wanted = *given(init, "qp_init_attr")?;
+        // SAFETY: attributes of the program.
+        let mut wanted = *unsafe { given(init, "qp_init_attr") }?;
         wanted.qp_type = found.ai_qp_type as u32;
         qp::create(object, pd, &mut wanted)?;
-        put(init, wanted)?;
+        // SAFETY: as above.
+        unsafe { put(init, wanted) }?;
     }
     Ok(())
 }
@@ -51,7 +54,8 @@ rdma! {
         pd: *mut ibv_pd,
         qp_init_attr: *mut ibv_qp_init_attr,
     ) -> c_int {
-        let found = given(res, "the address information")?;
+        // SAFETY: by the contract of the function.
+        let found = unsafe { given(res, "the address information") }?;
         id::check_space(found.ai_port_space, found.ai_qp_type)?;
         let made = id::create(ptr::null_mut(), ptr::null_mut(), found.ai_port_space, found.ai_qp_type)?;
         // SAFETY: just made.
@@ -61,7 +65,8 @@ rdma! {
             unsafe { rdma_destroy_id(made.cast()) };
             return Err(refusal);
         }
-        put(id, made.cast())?;
+        // SAFETY: by the contract of the function.
+        unsafe { put(id, made.cast()) }?;
         Ok(0)
     }
 

@@ -151,17 +151,25 @@ fn tell(function: &'static str, refusal: &Refusal) {
 }
 
 /// What a pointer of the program points to; `EINVAL` for NULL.
-pub(crate) fn given<'a, T>(pointer: *const T, what: &'static str) -> Call<&'a T> {
-    // SAFETY: by the contract of the functions of C, NULL or a live object.
+///
+/// # Safety
+///
+/// NULL, or an object that lives, and is not changed, as long as the reference.
+pub(crate) unsafe fn given<'a, T>(pointer: *const T, what: &'static str) -> Call<&'a T> {
+    // SAFETY: by the contract.
     unsafe { pointer.as_ref() }.ok_or_else(|| Refusal::invalid(format!("{what} is NULL")))
 }
 
-/// Stores a result for the program.
-pub(crate) fn put<T>(place: *mut T, value: T) -> Call<()> {
+/// Stores a result for the program; `EINVAL` for NULL.
+///
+/// # Safety
+///
+/// NULL, or room for a `T`.
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Call<()> {
     if place.is_null() {
         return Err(Refusal::invalid("no place for the result"));
     }
-    // SAFETY: not NULL, so it is room for a `T` of the program.
+    // SAFETY: not NULL, so by the contract it is room for a `T`.
     unsafe { place.write(value) };
     Ok(())
 }

@@ -216,7 +216,8 @@ impl IdObject {
     ///
     /// NULL, or an id of this library that is not destroyed while the reference lives.
     pub(crate) unsafe fn of<'a>(pointer: *const rdma_cm_id) -> Call<&'a IdObject> {
-        let pointer: *const IdObject = ptr::from_ref(given(pointer, "the id")?).cast();
+        // SAFETY: NULL or live, by the contract.
+        let pointer: *const IdObject = ptr::from_ref(unsafe { given(pointer, "the id") }?).cast();
         // SAFETY: by the contract it lies at the start of an object that lives.
         Ok(unsafe { &*pointer })
     }
@@ -328,7 +329,9 @@ rdma! {
     ) -> c_int {
         let qp_type = if matches!(ps, PS_UDP | PS_IPOIB) { QPT_UD } else { QPT_RC };
         check_space(ps, qp_type)?;
-        put(id, create(channel, context, ps, qp_type)?.cast())?;
+        let made = create(channel, context, ps, qp_type)?.cast();
+        // SAFETY: by the contract of the function.
+        unsafe { put(id, made) }?;
         Ok(0)
     }
 
@@ -389,13 +392,15 @@ rdma! {
     fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
         // SAFETY: by the contract of the function.
         let remote = unsafe { IdObject::of(id) }?.inner().remote_ece;
-        put(ece, remote)?;
+        // SAFETY: as above.
+        unsafe { put(ece, remote) }?;
         Ok(0)
     }
 
     /// `rdma_set_local_ece(3)`: what the next message to the peer proposes.
     fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-        let ece = *given(ece, "ece")?;
+        // SAFETY: by the contract of the function.
+        let ece = *unsafe { given(ece, "ece") }?;
         if ece.comp_mask != 0 {
             return Err(Refusal::invalid("ece.comp_mask is not 0"));
         }
@@ -406,7 +411,8 @@ rdma! {
 
     /// `rdma_ack_cm_event(3)`.
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-        given(event, "the event")?;
+        // SAFETY: by the contract of the function.
+        unsafe { given(event, "the event") }?;
         // SAFETY: by the contract of the function an event of this library, acknowledged once.
         unsafe { events::release(event) };
         Ok(0)

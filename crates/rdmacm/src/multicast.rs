@@ -41,7 +41,8 @@ pub(crate) struct Join {
 
 /// The GID of a multicast address. `AF_IB` brings one as it is.
 fn group(addr: *const sockaddr) -> Call<ibv_gid> {
-    let raw = match c_int::from(given(addr, "the address")?.sa_family) {
+    // SAFETY: the program's, by the contract of the functions of C.
+    let raw = match c_int::from(unsafe { given(addr, "the address") }?.sa_family) {
         // SAFETY: an address of this family; alignment is not relied on.
         libc::AF_INET => unsafe {
             let sin = addr.cast::<sockaddr_in>().read_unaligned();
@@ -181,7 +182,8 @@ rdma! {
     ) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let attr = given(attr, "mc_join_attr")?;
+        // SAFETY: as above.
+        let attr = unsafe { given(attr, "mc_join_attr") }?;
         if attr.comp_mask & !(ATTR_ADDRESS | ATTR_FLAGS) != 0 {
             return Err(Refusal::new(libc::ENOTSUP, "mc_join_attr.comp_mask has unknown bits"));
         }

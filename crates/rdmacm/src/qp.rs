@@ -298,9 +298,11 @@ rdma! {
     fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let mut init = *given(attr, "qp_init_attr")?;
+        // SAFETY: as above.
+        let mut init = *unsafe { given(attr, "qp_init_attr") }?;
         create(object, pd, &mut init)?;
-        put(attr, init)?;
+        // SAFETY: as above.
+        unsafe { put(attr, init) }?;
         Ok(0)
     }
 
@@ -309,7 +311,8 @@ rdma! {
         const MASK_PD: u32 = 1;
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let mut extended = *given(attr, "qp_init_attr")?;
+        // SAFETY: as above.
+        let mut extended = *unsafe { given(attr, "qp_init_attr") }?;
         let pd = if extended.comp_mask & MASK_PD != 0 { extended.pd } else { ptr::null_mut() };
         // SAFETY: the extended attributes start with the plain ones.
         let mut init = unsafe { *ptr::from_ref(&extended).cast::<ibv_qp_init_attr>() };
@@ -324,7 +327,8 @@ rdma! {
                 None => ptr::null_mut(),
             }
         })?;
-        put(attr, extended)?;
+        // SAFETY: by the contract of the function.
+        unsafe { put(attr, extended) }?;
         Ok(0)
     }
 
@@ -340,7 +344,8 @@ rdma! {
     fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        given(attr, "the SRQ's attributes")?;
+        // SAFETY: as above.
+        unsafe { given(attr, "the SRQ's attributes") }?;
         let pd = srq_pd(object, pd)?;
         // SAFETY: a live PD, and attributes of the program.
         set_srq(object, pd, unsafe { verbs::ibv_create_srq(pd, attr) })
@@ -351,7 +356,8 @@ rdma! {
         const MASK_PD: u32 = 2;
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let mut extended = *given(attr, "the SRQ's attributes")?;
+        // SAFETY: as above.
+        let mut extended = *unsafe { given(attr, "the SRQ's attributes") }?;
         let given_pd = if extended.comp_mask & MASK_PD != 0 { extended.pd } else { ptr::null_mut() };
         let pd = srq_pd(object, given_pd)?;
         (extended.pd, extended.comp_mask) = (pd, extended.comp_mask | MASK_PD);
@@ -376,10 +382,13 @@ rdma! {
     fn rdma_init_qp_attr(id: *mut rdma_cm_id, qp_attr: *mut ibv_qp_attr, qp_attr_mask: *mut c_int) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let state = given(qp_attr, "qp_attr")?.qp_state;
+        // SAFETY: as above.
+        let state = unsafe { given(qp_attr, "qp_attr") }?.qp_state;
         let (attr, mask) = attributes(object, state)?;
-        put(qp_attr, attr)?;
-        put(qp_attr_mask, mask)?;
+        // SAFETY: as above.
+        unsafe { put(qp_attr, attr) }?;
+        // SAFETY: as above.
+        unsafe { put(qp_attr_mask, mask) }?;
         Ok(0)
     }
 }

@@ -200,7 +200,8 @@ pub(super) fn patience(is_nonblocking: bool, timeout: Option<Duration>) -> Patie
 /// Writes an address as far as there is room, and its whole length.
 pub(super) fn show(from: &sockaddr_storage, to: *mut sockaddr, len: *mut socklen_t) -> Call<()> {
     let whole = addr::length(addr::plain(from)).unwrap_or(size_of::<sockaddr>());
-    let room = *given(len, "the address's length")? as usize;
+    // SAFETY: the program's, by the contract of the functions of C.
+    let room = *unsafe { given(len, "the address's length") }? as usize;
     let part = room.min(whole);
     if part > 0 {
         if to.is_null() {

@@ -102,7 +102,8 @@ impl Value {
 
     /// The value as a `T`, whatever its alignment.
     fn read<T: Copy>(&self) -> Call<T> {
-        given(self.start.cast::<u8>(), "the option's value")?;
+        // SAFETY: the program's, by the contract of the function.
+        unsafe { given(self.start.cast::<u8>(), "the option's value") }?;
         if self.len < size_of::<T>() {
             return Err(Refusal::invalid(format!("the option's value has {} bytes, not {}", self.len, size_of::<T>())));
         }
@@ -303,8 +304,10 @@ pub(super) fn sizes_of(options: &Options, level: c_int, option: c_int) -> Option
 
 /// Writes an option's value as far as there is room, and how much that is.
 pub(super) fn give(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Call<()> {
-    let room = *given(len, "the option's length")? as usize;
-    given(value.cast_const().cast::<u8>(), "the place for the option's value")?;
+    // SAFETY: the program's, by the contract of the function.
+    let room = *unsafe { given(len, "the option's length") }? as usize;
+    // SAFETY: as above.
+    unsafe { given(value.cast_const().cast::<u8>(), "the place for the option's value") }?;
     let part = bytes.len().min(room);
     // SAFETY: room for as many bytes, by the contract of the function.
     unsafe {
@@ -382,8 +385,10 @@ rdma! {
     fn rgetsockopt(socket: c_int, level: c_int, option: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         match find_any(socket)? {
             Entry::Stream(socket) => {
-                given(len, "the option's length")?;
-                given(value.cast_const().cast::<u8>(), "the place for the option's value")?;
+                // SAFETY: by the contract of the function.
+                unsafe { given(len, "the option's length") }?;
+                // SAFETY: as above.
+                unsafe { given(value.cast_const().cast::<u8>(), "the place for the option's value") }?;
                 give(&get(&socket, level, option)?, value, len)?;
             }
             Entry::Datagram(socket) => socket.option(level, option, value, len)?,

@@ -17,15 +17,20 @@ const PIECES_MAX: usize = 1024;
 const FLAGS_REFUSED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_TRUNC;
 
 /// Checks the pieces of a program, and gives their length in all.
-fn pieces<'a>(vector: *const iovec, count: usize) -> Call<(&'a [iovec], usize)> {
+///
+/// # Safety
+///
+/// NULL, or `count` pieces that live, and are not changed, as long as the reference.
+unsafe fn pieces<'a>(vector: *const iovec, count: usize) -> Call<(&'a [iovec], usize)> {
     if count == 0 {
         return Ok((&[], 0));
     }
     if count > PIECES_MAX {
         return Err(Refusal::new(libc::EMSGSIZE, format!("{count} pieces, more than {PIECES_MAX}")));
     }
-    given(vector, "the vector")?;
-    // SAFETY: not NULL, so it has `count` elements by the contract of the functions of C.
+    // SAFETY: by the contract.
+    unsafe { given(vector, "the vector") }?;
+    // SAFETY: not NULL, so it has `count` elements by the contract.
     let pieces = unsafe { std::slice::from_raw_parts(vector, count) };
     let mut total = 0usize;
     for piece in pieces {
@@ -61,7 +66,11 @@ pub(super) fn send_error(inner: &mut Inner) -> Option<Refusal> {
 }
 
 /// Sends all pieces, or as much as there is patience for; to an address, or NULL.
-fn send(
+///
+/// # Safety
+///
+/// Pieces as for [`pieces`], of bytes that may be read; an address as long as it says.
+unsafe fn send(
     socket: c_int,
     vector: *const iovec,
     count: usize,
@@ -70,7 +79,8 @@ fn send(
 ) -> Call<isize> {
     let entry = find_any(socket)?;
     check_flags(flags)?;
-    let (pieces, total) = pieces(vector, count)?;
+    // SAFETY: by the contract.
+    let (pieces, total) = unsafe { pieces(vector, count) }?;
     let socket = match entry {
         Entry::Stream(socket) => socket,
         Entry::Datagram(socket) => return socket.transmit(pieces, total, flags, to),
@@ -102,10 +112,15 @@ fn send(
 }
 
 /// Receives what there is; with MSG_WAITALL until all pieces are full. 0: the peer sends no more.
-fn receive(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call<isize> {
+///
+/// # Safety
+///
+/// Pieces as for [`pieces`], of room that may be written.
+unsafe fn receive(socket: c_int, vector: *const iovec, count: usize, flags: c_int) -> Call<isize> {
     let entry = find_any(socket)?;
     check_flags(flags)?;
-    let (pieces, total) = pieces(vector, count)?;
+    // SAFETY: by the contract.
+    let (pieces, total) = unsafe { pieces(vector, count) }?;
     let socket = match entry {
         Entry::Stream(socket) => socket,
         Entry::Datagram(socket) => return socket.receive(pieces, flags).map(|received| received.len as isize),
@@ -167,7 +182,11 @@ fn take(inner: &mut Inner, pieces: &[iovec], done: usize, is_peek: bool) -> Call
 }
 
 /// What receiving from a datagram socket gives; None: it is a stream.
-fn receive_datagram(
+///
+/// # Safety
+///
+/// As for [`receive`].
+unsafe fn receive_datagram(
     socket: c_int,
     vector: *const iovec,
     count: usize,
@@ -175,7 +194,8 @@ fn receive_datagram(
 ) -> Call<Option<super::datagram::calls::Received>> {
     let Entry::Datagram(socket) = find_any(socket)? else { return Ok(None) };
     check_flags(flags)?;
-    let (pieces, _) = pieces(vector, count)?;
+    // SAFETY: by the contract.
+    let (pieces, _) = unsafe { pieces(vector, count) }?;
     socket.receive(pieces, flags).map(Some)
 }
 
@@ -194,7 +214,8 @@ fn counted(count: c_int) -> Call<usize> {
 rdma! {
     /// `rsend`, see rsocket(7).
     fn rsend(socket: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-        send(socket, &piece(buffer, len), 1, flags, NOBODY)
+        // SAFETY: by the contract of the function.
+        unsafe { send(socket, &piece(buffer, len), 1, flags, NOBODY) }
     }
 
     /// `rsendto`, see rsocket(7): a stream has its peer already.
@@ -206,32 +227,39 @@ rdma! {
         addr: *const sockaddr,
         addr_len: socklen_t,
     ) -> isize {
-        send(socket, &piece(buffer, len), 1, flags, (addr, addr_len))
+        // SAFETY: by the contract of the function.
+        unsafe { send(socket, &piece(buffer, len), 1, flags, (addr, addr_len)) }
     }
 
     /// `rsendmsg`, see rsocket(7): without control data.
     fn rsendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> isize {
-        let message = given(message, "the message")?;
+        // SAFETY: by the contract of the function.
+        let message = unsafe { given(message, "the message") }?;
         if !message.msg_control.is_null() && message.msg_controllen != 0 {
             return Err(Refusal::new(libc::EOPNOTSUPP, "control data cannot be sent"));
         }
         let to = (message.msg_name.cast_const().cast::<sockaddr>(), message.msg_namelen);
-        send(socket, message.msg_iov, message.msg_iovlen as usize, flags, if to.0.is_null() { NOBODY } else { to })
+        let to = if to.0.is_null() { NOBODY } else { to };
+        // SAFETY: as above.
+        unsafe { send(socket, message.msg_iov, message.msg_iovlen as usize, flags, to) }
     }
 
     /// `rwrite`, see rsocket(7).
     fn rwrite(socket: c_int, buffer: *const c_void, count: usize) -> isize {
-        send(socket, &piece(buffer, count), 1, 0, NOBODY)
+        // SAFETY: by the contract of the function.
+        unsafe { send(socket, &piece(buffer, count), 1, 0, NOBODY) }
     }
 
     /// `rwritev`, see rsocket(7).
     fn rwritev(socket: c_int, vector: *const iovec, count: c_int) -> isize {
-        send(socket, vector, counted(count)?, 0, NOBODY)
+        // SAFETY: by the contract of the function.
+        unsafe { send(socket, vector, counted(count)?, 0, NOBODY) }
     }
 
     /// `rrecv`, see rsocket(7).
     fn rrecv(socket: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-        receive(socket, &piece(buffer, len), 1, flags)
+        // SAFETY: by the contract of the function.
+        unsafe { receive(socket, &piece(buffer, len), 1, flags) }
     }
 
     /// `rrecvfrom`, see rsocket(7).
@@ -243,11 +271,13 @@ rdma! {
         addr: *mut sockaddr,
         addr_len: *mut socklen_t,
     ) -> isize {
-        if let Some(received) = receive_datagram(socket, &piece(buffer, len), 1, flags)? {
+        // SAFETY: by the contract of the function.
+        if let Some(received) = unsafe { receive_datagram(socket, &piece(buffer, len), 1, flags) }? {
             received.show_src(addr, addr_len)?;
             return Ok(received.len as isize);
         }
-        let received = receive(socket, &piece(buffer, len), 1, flags)?;
+        // SAFETY: as above.
+        let received = unsafe { receive(socket, &piece(buffer, len), 1, flags) }?;
         if received > 0 && !addr.is_null() && !addr_len.is_null() {
             // SAFETY: a place for an address, by the contract of the function. A peer that is gone has left its name.
             unsafe { rgetpeername(socket, addr, addr_len) };
@@ -257,27 +287,34 @@ rdma! {
 
     /// `rrecvmsg`, see rsocket(7): there is no control data.
     fn rrecvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> isize {
-        let mut told = *given(message, "the message")?;
-        if let Some(received) = receive_datagram(socket, told.msg_iov, told.msg_iovlen as usize, flags)? {
+        // SAFETY: by the contract of the function.
+        let mut told = *unsafe { given(message, "the message") }?;
+        // SAFETY: as above.
+        if let Some(received) = unsafe { receive_datagram(socket, told.msg_iov, told.msg_iovlen as usize, flags) }? {
             received.show_message(&mut told)?;
-            put(message, told)?;
+            // SAFETY: as above.
+            unsafe { put(message, told) }?;
             return Ok(received.len as isize);
         }
-        let received = receive(socket, told.msg_iov, told.msg_iovlen as usize, flags)?;
+        // SAFETY: as above.
+        let received = unsafe { receive(socket, told.msg_iov, told.msg_iovlen as usize, flags) }?;
         told.msg_namelen = 0;
         told.msg_controllen = 0;
         told.msg_flags = 0;
-        put(message, told)?;
+        // SAFETY: as above.
+        unsafe { put(message, told) }?;
         Ok(received)
     }
 
     /// `rread`, see rsocket(7).
     fn rread(socket: c_int, buffer: *mut c_void, count: usize) -> isize {
-        receive(socket, &piece(buffer, count), 1, 0)
+        // SAFETY: by the contract of the function.
+        unsafe { receive(socket, &piece(buffer, count), 1, 0) }
     }
 
     /// `rreadv`, see rsocket(7).
     fn rreadv(socket: c_int, vector: *const iovec, count: c_int) -> isize {
-        receive(socket, vector, counted(count)?, 0)
+        // SAFETY: by the contract of the function.
+        unsafe { receive(socket, vector, counted(count)?, 0) }
     }
 }
