@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use ferroce_testkit::SharedFolder;
+
 #[path = "../../../xtask/src/dylib.rs"]
 #[allow(dead_code)]
 mod dylib;
 
 /// A folder with `libibverbs.so.1`, and the service for it.
 struct Installation {
-    lib: tempfile::TempDir,
+    lib: SharedFolder,
     service: PathBuf,
 }
 
@@ -23,7 +25,7 @@ fn installation() -> &'static Installation {
     static ONCE: OnceLock<Installation> = OnceLock::new();
     ONCE.get_or_init(|| {
         let profile = ferroce_testkit::build(&["ferroce-ibverbs", "ferroce-service"]);
-        let lib = tempfile::tempdir().expect("a temporary folder");
+        let lib = SharedFolder::new();
         dylib::link_libibverbs(&profile.join("libibverbs.a"), lib.path()).expect("the library can be linked");
         std::os::unix::fs::symlink("libibverbs.so.1", lib.path().join("libibverbs.so")).expect("a link");
         Installation { lib, service: profile.join("ferroced") }

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use ferroce_testkit::SharedFolder;
+
 #[path = "../../../xtask/src/dylib.rs"]
 mod dylib;
 
 /// A folder with both libraries, and the service for them.
 struct Installation {
-    lib: tempfile::TempDir,
+    lib: SharedFolder,
     service: PathBuf,
 }
 
@@ -22,7 +24,7 @@ fn installation() -> &'static Installation {
     static ONCE: OnceLock<Installation> = OnceLock::new();
     ONCE.get_or_init(|| {
         let profile = ferroce_testkit::build(&["ferroce-ibverbs", "ferroce-rdmacm", "ferroce-service"]);
-        let lib = tempfile::tempdir().expect("a temporary folder");
+        let lib = SharedFolder::new();
         dylib::link_libibverbs(&profile.join("libibverbs.a"), lib.path()).expect("libibverbs can be linked");
         dylib::link_librdmacm(&profile.join("librdmacm.a"), lib.path()).expect("librdmacm can be linked");
         for name in ["libibverbs", "librdmacm"] {

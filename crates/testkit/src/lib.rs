@@ -5,6 +5,7 @@
 //! The recordings lie in `tests/vectors` of the repository, see the README there. [`Recording::all`] reads them.
 
 mod build;
+mod folder;
 mod frame;
 mod free;
 mod pcap;
@@ -12,6 +13,7 @@ mod recording;
 mod script;
 
 pub use build::*;
+pub use folder::*;
 pub use frame::*;
 pub use free::*;
 pub use pcap::*;
