@@ -13,7 +13,7 @@ use ferroce_abi::cm::ferroce_cm_event;
 
 use crate::abi::rdma_event_channel;
 use crate::entry::{Call, Refusal, check, given, rdma};
-use crate::{recover, verbs};
+use crate::{fork, recover, verbs};
 
 /// An event that no program has seen yet.
 pub(crate) enum Queued {
@@ -38,6 +38,8 @@ impl Queued {
 #[repr(C)]
 pub(crate) struct ChannelObject {
     c: UnsafeCell<rdma_event_channel>,
+    /// The process that made it.
+    pid: u32,
     epoll: OwnedFd,
     wake: OwnedFd,
     state: Mutex<State>,
@@ -88,7 +90,7 @@ impl ChannelObject {
             )
         };
         let c = UnsafeCell::new(rdma_event_channel { fd: epoll.as_raw_fd() });
-        let channel = Arc::new(ChannelObject { c, epoll, wake, state: Mutex::new(state) });
+        let channel = Arc::new(ChannelObject { c, pid: std::process::id(), epoll, wake, state: Mutex::new(state) });
         channel.watch(channel.wake.as_raw_fd())?;
         let service = channel.state().service;
         channel.watch(service_fd(service)?)?;
@@ -111,7 +113,7 @@ impl ChannelObject {
         self.c.get()
     }
 
-    /// The channel behind a C pointer, with a reference of its own.
+    /// The channel behind a C pointer, with a reference of its own; `EINVAL` for NULL, `EIO` in a forked child.
     ///
     /// # Safety
     ///
@@ -119,7 +121,9 @@ impl ChannelObject {
     pub(crate) unsafe fn of(pointer: *const rdma_event_channel) -> Call<Arc<ChannelObject>> {
         // SAFETY: NULL or live, by the contract.
         let object: *const ChannelObject = ptr::from_ref(unsafe { given(pointer, "the event channel") }?).cast();
-        // SAFETY: by the contract it lies at the start of the object, which an `Arc` holds.
+        // SAFETY: by the contract it lies at the start of the object, which lives.
+        fork::check_process(unsafe { (*object).pid }, "event channel")?;
+        // SAFETY: as above, and an `Arc` holds it.
         unsafe {
             Arc::increment_strong_count(object);
             Ok(Arc::from_raw(object))
@@ -264,6 +268,8 @@ rdma! {
     /// `rdma_destroy_event_channel(3)`. Its ids must be destroyed before.
     fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> () {
         if !channel.is_null() {
+            // SAFETY: by the contract of the function.
+            unsafe { ChannelObject::of(channel) }?;
             // SAFETY: the program's own reference, which it gives up. (The object starts with the C structure.)
             drop(unsafe { Arc::from_raw(channel.cast_const().cast::<ChannelObject>()) });
         }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ferroce_abi::{ibv_context, ibv_device, ibv_pd};
 
 use crate::entry::{Call, Refusal, calloc, free, put, rdma};
-use crate::verbs;
+use crate::{fork, verbs};
 
 /// An open device.
 #[derive(Clone, Copy)]
@@ -35,6 +35,11 @@ fn devices() -> MutexGuard<'static, Devices> {
         *devices = Devices { pid, opened: Vec::new() };
     }
     devices
+}
+
+/// Locks the devices, while a thread forks.
+pub(crate) fn hold() -> Box<dyn fork::Guard> {
+    Box::new(DEVICES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The device of a name (with its NUL), opened.

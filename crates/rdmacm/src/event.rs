@@ -37,6 +37,16 @@ pub(crate) unsafe fn release(event: *mut rdma_cm_event) {
     }
 }
 
+/// The id that an event keeps alive.
+///
+/// # Safety
+///
+/// A live event of this library.
+pub(crate) unsafe fn owner<'a>(event: *const rdma_cm_event) -> &'a IdObject {
+    // SAFETY: by the contract; the structure lies at the start of the object, whose count keeps the id alive.
+    unsafe { &*(*event.cast::<EventObject>()).counted }
+}
+
 /// An event for the program. `counted` is whose it is, `about` which id it names.
 fn make(counted: Counted, about: &IdObject, code: u32, status: c_int) -> *mut EventObject {
     // SAFETY: pointers and integers, for which zero is a value.

@@ -15,12 +15,14 @@ use crate::abi::{
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
 use crate::multicast::Join;
-use crate::{event as events, verbs};
+use crate::{event as events, fork, verbs};
 
 /// `struct rdma_cm_id` and what is behind it.
 #[repr(C)]
 pub(crate) struct IdObject {
     c: UnsafeCell<rdma_cm_id>,
+    /// The process that made it.
+    pid: u32,
     inner: Mutex<Inner>,
     acked: Condvar,
 }
@@ -76,6 +78,20 @@ unsafe impl Send for Live {}
 
 /// Live ids by the service's number. While it is locked, none of them is freed.
 static TABLE: Mutex<Option<HashMap<u64, Live>>> = Mutex::new(None);
+
+/// The table of live ids, locked: while a thread forks.
+pub(crate) struct Table(MutexGuard<'static, Option<HashMap<u64, Live>>>);
+
+impl Table {
+    pub(crate) fn hold() -> Table {
+        Table(TABLE.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Forgets all ids.
+    pub(crate) fn clear(&mut self) {
+        *self.0 = None;
+    }
+}
 
 /// An id that an event is being made for: it is not freed before that is acknowledged.
 pub(crate) struct Counted(*const IdObject);
@@ -182,6 +198,7 @@ impl IdObject {
         };
         let id = Box::into_raw(Box::new(IdObject {
             c: UnsafeCell::new(c),
+            pid: std::process::id(),
             inner: Mutex::new(inner),
             acked: Condvar::new(),
         }));
@@ -210,7 +227,7 @@ impl IdObject {
         self.c.get()
     }
 
-    /// The id behind a C pointer; `EINVAL` for NULL.
+    /// The id behind a C pointer; `EINVAL` for NULL, `EIO` in a forked child.
     ///
     /// # Safety
     ///
@@ -219,7 +236,14 @@ impl IdObject {
         // SAFETY: NULL or live, by the contract.
         let pointer: *const IdObject = ptr::from_ref(unsafe { given(pointer, "the id") }?).cast();
         // SAFETY: by the contract it lies at the start of an object that lives.
-        Ok(unsafe { &*pointer })
+        let object = unsafe { &*pointer };
+        object.check_process()?;
+        Ok(object)
+    }
+
+    /// Refuses the id of a parent process.
+    fn check_process(&self) -> Call<()> {
+        fork::check_process(self.pid, "id")
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -413,6 +437,8 @@ rdma! {
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
         // SAFETY: by the contract of the function.
         unsafe { given(event, "the event") }?;
+        // SAFETY: by the contract of the function a live event of this library.
+        unsafe { events::owner(event) }.check_process()?;
         // SAFETY: by the contract of the function an event of this library, acknowledged once.
         unsafe { events::release(event) };
         Ok(0)

@@ -11,6 +11,7 @@
 //! | `channel`, `event` | event channels; what becomes of an event of the service |
 //! | `id`, `addr`, `qp`, `connect` | ids: life, addresses, queue pairs, connections |
 //! | `endpoint`, `addrinfo` | the helpers on top: `rdma_create_ep`, `rdma_getaddrinfo` |
+//! | `fork` | what a forked child finds |
 //! | `recover` | connections survive a crash of the service |
 //! | `rsocket` | stream sockets on top |
 //! | `multicast` | groups of datagram ids |
@@ -32,6 +33,7 @@ pub mod device;
 pub mod endpoint;
 pub mod entry;
 pub mod event;
+mod fork;
 pub mod id;
 pub mod multicast;
 pub mod qp;

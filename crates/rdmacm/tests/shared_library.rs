@@ -82,6 +82,11 @@ fn a_program_of_c_uses_datagram_rsockets_and_multicast() {
     run("datagrams");
 }
 
+#[test]
+fn a_forked_child_is_refused_its_parent_s_ids_and_makes_its_own() {
+    run("forks");
+}
+
 /// Compiles and runs a program of this folder, which says `good` in the end.
 fn run(name: &str) {
     let installation = installation();

@@ -42,7 +42,7 @@ use crate::abi::{PS_TCP, QPT_RC};
 use crate::channel::ChannelObject;
 use crate::entry::{Call, Refusal, check, rdma};
 use crate::id::{Fresh, IdObject, rdma_destroy_id};
-use crate::verbs;
+use crate::{fork, verbs};
 
 use datagram::Datagram;
 use endpoint::Endpoint;
@@ -140,6 +140,11 @@ impl Entry {
 /// All rsockets of the process by descriptor.
 static TABLE: RwLock<Option<HashMap<c_int, Entry>>> = RwLock::new(None);
 
+/// Locks the table, while a thread forks.
+pub(crate) fn hold() -> Box<dyn fork::Guard> {
+    Box::new(TABLE.write().unwrap_or_else(PoisonError::into_inner))
+}
+
 fn lookup(fd: c_int) -> Option<Entry> {
     TABLE.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&fd).cloned()
 }
@@ -151,10 +156,7 @@ fn insert(fd: c_int, entry: Entry) {
 /// The rsocket of a descriptor.
 fn find_any(fd: c_int) -> Call<Entry> {
     let entry = lookup(fd).ok_or_else(|| Refusal::new(libc::EBADF, format!("{fd} is no rsocket")))?;
-    if entry.pid() != std::process::id() {
-        let what = "the rsocket belongs to the parent process: RDMA objects do not survive fork";
-        return Err(Refusal::new(libc::EIO, what));
-    }
+    fork::check_process(entry.pid(), "rsocket")?;
     Ok(entry)
 }
 
