@@ -113,9 +113,7 @@ impl Tree {
         ] {
             self.write(format!("{of_device}/{file}"), text)?;
         }
-        let net = self.root.join(format!("{of_device}/device/net"));
-        fs::create_dir_all(&net)?;
-        symlink(format!("/sys/class/net/{}", info.ifname), net.join(&info.ifname))?;
+        self.interface(&format!("{of_device}/device/net/{}", info.ifname), info)?;
         self.port(&format!("{of_device}/ports/1"), info, port)?;
         self.write_counters(name, &from_pairs(ferroce::Counters::default().snapshot()))?;
 
@@ -124,6 +122,20 @@ impl Tree {
         self.write(format!("{of_verbs}/abi_version"), 1)?;
         self.null(&uverbs)?;
         self.null(name)
+    }
+
+    /// The device's interface. Not a link into /sys/class/net, which may be that of another network namespace.
+    fn interface(&self, of_interface: &str, info: &DeviceInfo) -> io::Result<()> {
+        let mac = info.mac.map(|byte| format!("{byte:02x}")).join(":");
+        for (file, text) in [
+            ("address", mac),
+            ("ifindex", info.ifindex.to_string()),
+            ("mtu", info.mtu.to_string()),
+            ("operstate", if info.up { "up" } else { "down" }.to_owned()),
+        ] {
+            self.write(format!("{of_interface}/{file}"), text)?;
+        }
+        Ok(())
     }
 
     fn port(&self, of_port: &str, info: &DeviceInfo, port: &PortAttr) -> io::Result<()> {
@@ -268,6 +280,8 @@ mod tests {
             ("infiniband/ferroce0/ports/1/gid_attrs/types/1", "RoCE v2\n"),
             ("infiniband/ferroce0/ports/1/gid_attrs/ndevs/0", "eth7\n"),
             ("infiniband/ferroce0/ports/1/hw_counters/rnr_wait_us", "0\n"),
+            ("infiniband/ferroce0/device/net/eth7/address", "02:00:00:00:00:01\n"),
+            ("infiniband/ferroce0/device/net/eth7/mtu", "1500\n"),
             ("infiniband_verbs/uverbs3/ibdev", "ferroce0\n"),
         ] {
             assert_eq!(read(file), text, "{file}");
@@ -277,7 +291,9 @@ mod tests {
             assert!(kind.is_char_device(), "{node}");
         }
         let net = fs::read_dir(dir.path().join("sys/class/infiniband/ferroce0/device/net")).expect("is there");
-        assert_eq!(net.map(|entry| entry.expect("can be read").file_name()).collect::<Vec<_>>(), ["eth7"]);
+        let net: Vec<_> = net.map(|entry| entry.expect("can be read")).collect();
+        assert_eq!(net.iter().map(fs::DirEntry::file_name).collect::<Vec<_>>(), ["eth7"]);
+        assert!(net[0].file_type().expect("can be read").is_dir(), "this machine has no such interface");
         assert!(!dir.path().join("fresh").exists());
     }
 
