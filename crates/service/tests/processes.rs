@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ferroce_service::client::{Client, LaneLease, Relayed, StartOptions};
 use ferroce_service::devices::{self, ListOptions};
 use ferroce_service::protocol::Status;
-use ferroce_testkit::{free_name, free_port};
+use ferroce_testkit::{SharedFolder, free_name, free_port};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 type Test = fn(&Scene);
@@ -368,11 +368,14 @@ fn the_service_is_detached_from_the_program_that_starts_it(scene: &Scene) {
     let mut helper = Helper::spawn(command);
     let pid = helper.line();
     // It lives as long as it is looked at.
-    let _client = Client::connect(&scene.options).unwrap();
+    let client = Client::connect(&scene.options).unwrap();
     // The output of the program ends with the program, although the service lives.
     helper.end();
     let proc = PathBuf::from(format!("/proc/{pid}"));
     assert_eq!(fs::read_link(proc.join("cwd")).unwrap(), Path::new("/"));
+    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+    let keeper = client.status().unwrap().keeper.to_string();
+    assert_eq!((name(&pid), name(&keeper)), ("ferroced-worker\n".into(), "ferroced\n".into()));
     // The service closes some of its own meanwhile: what is listed may be gone when it is read.
     let descriptors: Vec<PathBuf> =
         fs::read_dir(proc.join("fd")).unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok()).collect();
@@ -808,12 +811,12 @@ fn an_idle_service_ends_and_is_started_again(scene: &Scene) {
 }
 
 fn what_cannot_be_started_is_explained(scene: &Scene) {
-    let not_a_program = std::env::temp_dir().join(&scene.options.name);
+    let folder = SharedFolder::new();
+    let not_a_program = folder.path().join("program");
     fs::write(&not_a_program, "not a program").unwrap();
     fs::set_permissions(&not_a_program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let options = StartOptions { candidates: vec![not_a_program.clone()], ..scene.options.clone() };
+    let options = StartOptions { candidates: vec![not_a_program], ..scene.options.clone() };
     let error = Client::connect_or_start(&options).unwrap_err();
-    fs::remove_file(&not_a_program).unwrap();
     assert_eq!(error.errno(), libc::ENOEXEC, "{error}");
     assert!(error.to_string().contains("could not be executed"), "{error}");
 

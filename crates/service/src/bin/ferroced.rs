@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         }
         Err(what) => return fail(&what),
     };
+    name_process(&parsed.role);
     if let Err(error) = logging::start(&parsed.config.log) {
         return fail(&error.to_string());
     }
@@ -80,6 +81,16 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
     }
+}
+
+/// What ps and top show: keeper and worker were started as `/proc/self/exe`, by which nobody would know them.
+fn name_process(role: &Role) {
+    let name = match role {
+        Role::Keeper { .. } | Role::NextKeeper => c"ferroced",
+        Role::Worker => c"ferroced-worker",
+    };
+    // It is for people; serving goes on without it.
+    let _ = rustix::thread::set_name(name);
 }
 
 fn keep(options: &ServerOptions, config: &Config, ready: bool) -> Result<(), ServiceError> {
