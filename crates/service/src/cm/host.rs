@@ -141,18 +141,20 @@ impl Host {
 
     /// Serves a request.
     pub(crate) fn answer(&mut self, asker: &Asker<'_>, request: CmRequest) -> Result<Outcome, ServiceError> {
-        let outcome = match request {
-            CmRequest::OpenChannel => return self.open_channel(asker.client),
-            CmRequest::CreateId { channel, space, datagram } => self.create_id(asker, channel, space, datagram)?,
-            CmRequest::Migrate { id, channel } => self.migrate(asker, id, channel)?,
-            CmRequest::Adopt { channel, connection } => self.adopt(asker, channel, &connection)?,
-            request => {
-                let reply = self.command(asker, request)?;
+        let id = request.id().map(|id| self.own_id(asker.client, id)).transpose()?;
+        let reply = match (id, request) {
+            (_, CmRequest::OpenChannel) => return self.open_channel(asker.client),
+            (_, CmRequest::CreateId { channel, space, datagram }) => self.create_id(asker, channel, space, datagram)?,
+            (_, CmRequest::Adopt { channel, connection }) => self.adopt(asker, channel, &connection)?,
+            (Some(id), CmRequest::Migrate { channel, .. }) => self.migrate(asker, id, channel)?,
+            (Some(id), request) => {
+                let reply = self.command(asker, id, request)?;
                 self.drain();
                 reply
             }
+            (None, request) => unreachable!("{request:?} is about an id"),
         };
-        Ok(Outcome::Reply(outcome))
+        Ok(Outcome::Reply(reply))
     }
 
     fn open_channel(&mut self, client: u64) -> Result<Outcome, ServiceError> {
@@ -211,8 +213,7 @@ impl Host {
         Ok(CmReply::Id { id: id.number() })
     }
 
-    fn migrate(&mut self, asker: &Asker<'_>, id: u64, to: u64) -> Result<CmReply, ServiceError> {
-        let id = self.own_id(asker.client, id)?;
+    fn migrate(&mut self, asker: &Asker<'_>, id: CmId, to: u64) -> Result<CmReply, ServiceError> {
         self.own_channel(asker.client, to)?;
         let from = self.channel_of.insert(id, to).expect("an id has a channel");
         if let Some(channel) = self.channels.get_mut(&from) {
@@ -225,76 +226,54 @@ impl Host {
         Ok(CmReply::Done)
     }
 
-    fn command(&mut self, asker: &Asker<'_>, request: CmRequest) -> Result<CmReply, ServiceError> {
-        let (now, client) = (self.now(), asker.client);
+    /// Serves a request about an id of the client.
+    fn command(&mut self, asker: &Asker<'_>, id: CmId, request: CmRequest) -> Result<CmReply, ServiceError> {
+        let now = self.now();
         match request {
             CmRequest::OpenChannel
             | CmRequest::CreateId { .. }
             | CmRequest::Migrate { .. }
             | CmRequest::Adopt { .. } => unreachable!("served before"),
-            CmRequest::Keep { id } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::Keep { .. } => {
                 return Ok(CmReply::Kept(self.cm.established(id).map_err(refused)?.into()));
             }
-            CmRequest::Bind { id, addr, reuse, v6_only } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::Bind { addr, reuse, v6_only, .. } => {
                 let addr = self.cm.bind(id, addr, BindOptions { reuse, v6_only }).map_err(refused)?;
                 return Ok(CmReply::Address { addr });
             }
-            CmRequest::QpParameters { id } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::QpParameters { .. } => {
                 return Ok(CmReply::QpParameters(self.cm.qp_parameters(id).map_err(refused)?.into()));
             }
-            CmRequest::Listen { id, backlog } => {
-                let id = self.own_id(client, id)?;
-                self.cm.listen(id, backlog)
-            }
-            CmRequest::Connect { id, path, port, param, private_data, ece } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::Listen { backlog, .. } => self.cm.listen(id, backlog),
+            CmRequest::Connect { path, port, param, private_data, ece, .. } => {
                 own_qpn(asker, param.qpn)?;
                 let ca_guid = guid(asker, path.local)?;
                 let (path, param, ece) = (path.into(), param.into(), ece.into());
                 let connect = ConnectParam { path, port, ca_guid, param, private_data: &private_data, ece };
                 self.cm.connect(now, id, &connect)
             }
-            CmRequest::Resolve { id, path, port, private_data } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::Resolve { path, port, private_data, .. } => {
                 guid(asker, path.local)?;
                 self.cm.resolve(now, id, &ResolveParam { path: path.into(), port, private_data: &private_data })
             }
-            CmRequest::Accept { id, param, private_data, ece } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::Accept { param, private_data, ece, .. } => {
                 own_qpn(asker, param.qpn)?;
                 let (local, _) = self.cm.addresses(id).map_err(refused)?;
                 let ca_guid = local.map_or(Ok(0), |local| guid(asker, local.ip()))?;
                 let (param, ece) = (param.into(), ece.into());
                 self.cm.accept(now, id, &AcceptParam { ca_guid, param, private_data: &private_data, ece })
             }
-            CmRequest::AcceptDatagram { id, qpn, qkey, private_data, ece } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::AcceptDatagram { qpn, qkey, private_data, ece, .. } => {
                 own_qpn(asker, qpn)?;
                 let ece = ece.into();
                 let accept = AcceptDatagramParam { qpn, qkey, private_data: &private_data, ece };
                 self.cm.accept_datagram(now, id, &accept)
             }
-            CmRequest::Reject { id, reason, private_data } => {
-                let id = self.own_id(client, id)?;
-                self.cm.reject(now, id, RejReason(reason), &private_data)
-            }
-            CmRequest::Establish { id } => {
-                let id = self.own_id(client, id)?;
-                self.cm.establish(id)
-            }
-            CmRequest::Notify { id } => {
-                let id = self.own_id(client, id)?;
-                self.cm.notify(id)
-            }
-            CmRequest::Disconnect { id } => {
-                let id = self.own_id(client, id)?;
-                self.cm.disconnect(now, id)
-            }
-            CmRequest::Destroy { id } => {
-                let id = self.own_id(client, id)?;
+            CmRequest::Reject { reason, private_data, .. } => self.cm.reject(now, id, RejReason(reason), &private_data),
+            CmRequest::Establish { .. } => self.cm.establish(id),
+            CmRequest::Notify { .. } => self.cm.notify(id),
+            CmRequest::Disconnect { .. } => self.cm.disconnect(now, id),
+            CmRequest::Destroy { .. } => {
                 let listened = self.cm.state(id) == Ok(State::Listen);
                 let outcome = self.cm.destroy(now, id);
                 self.channel_of.remove(&id);

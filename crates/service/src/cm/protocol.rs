@@ -147,6 +147,29 @@ pub enum CmRequest {
     },
 }
 
+impl CmRequest {
+    /// The id that it is about, as programs number it. None: it is about a channel, or about an id to come.
+    pub(crate) fn id(&self) -> Option<u64> {
+        match *self {
+            CmRequest::OpenChannel | CmRequest::CreateId { .. } | CmRequest::Adopt { .. } => None,
+            CmRequest::Migrate { id, .. }
+            | CmRequest::Bind { id, .. }
+            | CmRequest::Listen { id, .. }
+            | CmRequest::Connect { id, .. }
+            | CmRequest::Resolve { id, .. }
+            | CmRequest::Accept { id, .. }
+            | CmRequest::AcceptDatagram { id, .. }
+            | CmRequest::Reject { id, .. }
+            | CmRequest::Establish { id }
+            | CmRequest::Notify { id }
+            | CmRequest::Disconnect { id }
+            | CmRequest::Destroy { id }
+            | CmRequest::QpParameters { id }
+            | CmRequest::Keep { id } => Some(id),
+        }
+    }
+}
+
 /// What the service answers; a refusal is [`Reply::Error`](crate::protocol::Reply::Error).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CmReply {
