@@ -61,6 +61,12 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
                 &["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"],
             ))
         }),
+        ("fuzz targets", |root, _| {
+            run(&mut cargo(
+                root,
+                &["check", "--manifest-path", "fuzz/Cargo.toml", "--no-default-features", "--locked", "--quiet"],
+            ))
+        }),
         ("documentation", |root, _| {
             run(cargo(root, &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked", "--quiet"])
                 .env("RUSTDOCFLAGS", "-D warnings"))
