@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! Readers for recorded packets and dialogues, what builds parts of the workspace, and names and ports that nobody else has; for tests
-//! only, and below every other crate.
+//! Readers for recorded packets and dialogues, what builds parts of the workspace, and names, ports and folders that nobody else has;
+//! for tests only, and below every other crate.
 //!
 //! The recordings lie in `tests/vectors` of the repository, see the README there. [`Recording::all`] reads them.
 
