@@ -265,6 +265,8 @@ fn of_service(counters: &ServiceCounters) -> Counted {
         ("strays", counters.strays),
         ("relay_in", counters.relay_in),
         ("relay_out", counters.relay_out),
+        ("astray", counters.astray),
+        ("probings", counters.probings),
         ("management", counters.management),
         ("drop_short", counters.drop_short),
         ("drop_icrc", counters.drop_icrc),

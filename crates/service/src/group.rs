@@ -15,19 +15,25 @@
 //!
 //! When keeper and service have died together, the sockets that programs have stay in the kernel's group without an owner:
 //! *strangers*. Programs offer them to the next service ([`Group::adopt`]). While there are strangers nothing is closed, and
-//! the order is found out by probing ([`probe`]) after each change.
+//! the order is found out by probing ([`probe`]) after each change. A lane whose socket has not been found is steered to
+//! the service's own, which relays.
+//!
+//! No list of sockets is one look at everything, and whoever has a socket can do what he should not. So the map is compared with
+//! what packets really do: after it was found out, for a while after that, and when a packet came to the wrong socket
+//! ([`Doubt`]). If one lane's packets go astray, the order is found out anew.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use serde::{Deserialize, Serialize};
 
+use crate::doubt::Doubt;
 use crate::store::{Held, Key, Store};
 use crate::{LANE_MAX, ServiceError, owner, probe, steer, sys};
 
@@ -39,6 +45,9 @@ const SPARES_KEPT: usize = 2;
 
 /// Asked of the kernel for each receive buffer; it gives what `net.core.rmem_max` allows.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+
+/// How often the order is found out before it is left to the next sweep.
+const SETTLE_ATTEMPTS: u32 = 3;
 
 /// Identifies a socket of the group for as long as the service runs.
 pub(crate) type SocketId = u64;
@@ -76,6 +85,8 @@ struct Slot {
     id: SocketId,
     inode: u64,
     role: Role,
+    /// False: its place in the kernel's order is not known yet, and its position here means nothing.
+    placed: bool,
     /// None: a ghost or a stranger.
     socket: Option<OwnedFd>,
 }
@@ -91,6 +102,11 @@ pub(crate) struct Group {
     strangers: HashSet<u64>,
     /// The positions of the slots may be wrong: [`Group::settle`] is due.
     unsure: bool,
+    doubt: Doubt,
+    /// How often the order was found out by probing.
+    probings: u64,
+    /// The last failure that was told in the log.
+    told: Option<String>,
     store: Arc<Store>,
 }
 
@@ -100,6 +116,7 @@ struct Saved {
     v6: bool,
     next_id: SocketId,
     slots: Vec<(SocketId, u64, Role)>,
+    /// Or there are strangers.
     #[serde(default)]
     unsure: bool,
 }
@@ -115,9 +132,8 @@ impl Group {
         let inode = inode(&socket).map_err(|errno| port_error(port, errno))?;
         want_destinations(&socket, v6).map_err(|errno| port_error(port, errno))?;
         store.put(Key::Socket(0), &socket).map_err(|errno| port_error(port, errno))?;
-        let slot = Slot { id: 0, inode, role: Role::Service, socket: Some(socket) };
-        let mut group =
-            Group { slots: vec![slot], port, v6, next_id: 1, strangers: HashSet::new(), unsure: false, store };
+        let slot = Slot { id: 0, inode, role: Role::Service, placed: true, socket: Some(socket) };
+        let mut group = Group::new(port, v6, 1, vec![slot], store);
         group.strangers = group.look_for_strangers().unwrap_or_default();
         group.unsure = !group.strangers.is_empty();
         group.save();
@@ -144,9 +160,9 @@ impl Group {
         };
         let slots = slots
             .into_iter()
-            .map(|(id, inode, role)| Slot { id, inode, role, socket: held.remove(&Key::Socket(id)) })
+            .map(|(id, inode, role)| Slot { id, inode, role, placed: true, socket: held.remove(&Key::Socket(id)) })
             .collect();
-        let mut group = Group { slots, port, v6, next_id, strangers: HashSet::new(), unsure, store };
+        let mut group = Group::new(port, v6, next_id, slots, store);
         if unsure || group.position(Role::Stranger).is_some() {
             return Ok(Some(group.resume_unsure(held)));
         }
@@ -160,13 +176,29 @@ impl Group {
         for id in appended {
             let socket = held.remove(&Key::Socket(id)).expect("the key is there");
             let inode = inode(&socket).map_err(|errno| port_error(port, errno))?;
-            group.slots.push(Slot { id, inode, role: Role::Spare, socket: Some(socket) });
+            group.slots.push(Slot { id, inode, role: Role::Spare, placed: true, socket: Some(socket) });
             group.next_id = group.next_id.max(id + 1);
             group.settle_ghosts(true);
         }
         group.save();
         group.attach()?;
+        group.doubt.begin(Instant::now());
         Ok(Some(group))
+    }
+
+    fn new(port: u16, v6: bool, next_id: SocketId, slots: Vec<Slot>, store: Arc<Store>) -> Group {
+        Group {
+            slots,
+            port,
+            v6,
+            next_id,
+            strangers: HashSet::new(),
+            unsure: false,
+            doubt: Doubt::default(),
+            probings: 0,
+            told: None,
+            store,
+        }
     }
 
     /// [`Self::resume`] where the order was being found out: it is found out anew.
@@ -202,7 +234,7 @@ impl Group {
         self.store.put(Key::Socket(self.next_id), &socket).map_err(failed)?;
         let id = self.next_id;
         self.next_id += 1;
-        self.slots.push(Slot { id, inode, role: Role::Leased(lane), socket: Some(socket) });
+        self.slots.push(Slot { id, inode, role: Role::Leased(lane), placed: false, socket: Some(socket) });
         self.unsure = true;
         self.save();
         Ok(id)
@@ -213,20 +245,81 @@ impl Group {
         if !self.unsure {
             return;
         }
-        let outcome = self.find_order();
-        // What could not be found is looked for again by the next sweep.
-        self.unsure = outcome.as_ref().copied().unwrap_or(true);
+        // Who takes over from a service that crashes now must know.
         self.save();
-        if let Err(error) = outcome.map(drop).and_then(|()| self.attach()) {
-            log::warn!("UDP port {}: packets reach their lanes by the relay only: {error}", self.port);
+        let mut outcome = Ok(());
+        for _ in 0..SETTLE_ATTEMPTS {
+            outcome = self.find_order().and_then(|lost| {
+                self.attach()?;
+                // What could not be found is looked for again, and by the next sweep at the latest.
+                self.unsure = lost || !self.is_right();
+                Ok(())
+            });
+            if outcome.is_err() || !self.unsure {
+                break;
+            }
         }
+        if self.unsure {
+            self.doubt.postpone(Instant::now());
+        } else {
+            self.doubt.begin(Instant::now());
+        }
+        self.save();
+        self.tell(outcome);
+    }
+
+    /// Says a failure once, not with every sweep.
+    fn tell(&mut self, outcome: Result<(), ServiceError>) {
+        let failure = outcome.err().map(|error| error.to_string());
+        if let Some(what) = failure.as_ref().filter(|_| failure != self.told) {
+            log::warn!("UDP port {}: packets reach their lanes by the relay only: {what}", self.port);
+        }
+        self.told = failure;
+    }
+
+    /// Whether packets come to the sockets that they are steered to, and no stranger has come or gone. Where that cannot be
+    /// seen, it is taken to be so.
+    fn is_right(&self) -> bool {
+        if self.look_for_strangers().is_some_and(|strangers| strangers != self.strangers) {
+            return false;
+        }
+        let own = self.slots.iter().filter(|slot| slot.role == Role::Service).map(|slot| (0, slot));
+        let lanes = self.slots.iter().filter_map(|slot| match slot.role {
+            Role::Leased(lane) if slot.placed => Some((lane, slot)),
+            _ => None,
+        });
+        let steered: Vec<(u16, BorrowedFd<'_>)> =
+            own.chain(lanes).filter_map(|(lane, slot)| Some((lane, slot.socket.as_ref()?.as_fd()))).collect();
+        match probe::astray(self.port, &steered) {
+            Ok(astray) if astray.is_empty() => true,
+            Ok(astray) => {
+                log::warn!("UDP port {}: packets of lanes {astray:?} went to other sockets", self.port);
+                false
+            }
+            Err(error) => {
+                log::debug!("UDP port {}: cannot see where packets go: {error}", self.port);
+                true
+            }
+        }
+    }
+
+    /// A packet came to another socket than its lane's: the next sweep looks into it, if it has not just done so.
+    pub(crate) fn raise_doubt(&mut self) {
+        self.doubt.raise();
+    }
+
+    /// How often the order of the sockets was found out by probing.
+    pub(crate) fn probings(&self) -> u64 {
+        self.probings
     }
 
     /// Puts the slots in the kernel's order. True: some socket was not found.
     fn find_order(&mut self) -> Result<bool, ServiceError> {
+        self.probings += 1;
         let strangers = self.look_for_strangers();
         let bound = strangers.as_ref().map_or(SOCKETS_MAX, |strangers| strangers.len() + self.slots.len());
         self.slots.retain(|slot| slot.socket.is_some());
+        self.slots.iter_mut().for_each(|slot| slot.placed = false);
         let sockets: Vec<BorrowedFd<'_>> =
             self.slots.iter().filter_map(|slot| Some(slot.socket.as_ref()?.as_fd())).collect();
         let found = probe::indices(self.port, bound as u32, &sockets)
@@ -238,9 +331,10 @@ impl Group {
         for (index, slot) in known {
             lost |= index.is_none();
             while index.is_some_and(|index| self.slots.len() < index as usize) {
-                self.slots.push(Slot { id: SocketId::MAX, inode: 0, role: Role::Stranger, socket: None });
+                let (id, role) = (SocketId::MAX, Role::Stranger);
+                self.slots.push(Slot { id, inode: 0, role, placed: false, socket: None });
             }
-            self.slots.push(slot);
+            self.slots.push(Slot { placed: index.is_some(), ..slot });
         }
         self.strangers = strangers.unwrap_or_default();
         let gaps = self.position(Role::Stranger).is_some();
@@ -273,7 +367,8 @@ impl Group {
 
     fn save(&self) {
         let slots = self.slots.iter().map(|slot| (slot.id, slot.inode, slot.role)).collect();
-        self.store.save_group(&Saved { v6: self.v6, next_id: self.next_id, slots, unsure: self.unsure });
+        let unsure = self.has_strangers();
+        self.store.save_group(&Saved { v6: self.v6, next_id: self.next_id, slots, unsure });
     }
 
     /// The socket that gets what no lane wants.
@@ -339,6 +434,7 @@ impl Group {
 
     /// Closes what can be closed without moving a lane. Cheap when there is nothing to do.
     pub(crate) fn sweep(&mut self) {
+        self.look_into_doubt();
         if self.has_strangers() {
             return self.follow_strangers();
         }
@@ -365,8 +461,25 @@ impl Group {
     fn follow_strangers(&mut self) {
         if self.look_for_strangers().is_some_and(|strangers| strangers != self.strangers) {
             self.unsure = true;
+        } else if !self.doubt.pause_is_over(Instant::now()) {
+            // Looking for the order disturbs all lanes.
+            return;
         }
         self.settle();
+    }
+
+    /// Compares the map with what packets do, if that is due.
+    fn look_into_doubt(&mut self) {
+        let now = Instant::now();
+        if self.unsure || !self.doubt.is_due(now) {
+            return;
+        }
+        if self.is_right() {
+            self.doubt.relieve(now);
+        } else {
+            self.unsure = true;
+            self.settle();
+        }
     }
 
     /// Sockets in the group.
@@ -381,7 +494,7 @@ impl Group {
 
     /// Whether [`Self::sweep`] should be called again soon.
     pub(crate) fn wants_sweep(&self) -> bool {
-        self.has_strangers() || self.unsettled()
+        self.has_strangers() || self.unsettled() || self.doubt.is_pending()
     }
 
     /// Whether some process still has a socket of ours that must not move.
@@ -406,12 +519,15 @@ impl Group {
         self.slots.iter().rev().take_while(|slot| slot.role.may_move()).count()
     }
 
-    /// The position of a spare whose index is certain and stays so.
+    /// The position of a spare whose index is certain and stays so. (Where indices cannot be found out, one that is served by
+    /// the relay until they can.)
     fn spare_to_lend(&mut self) -> Result<usize, ServiceError> {
         loop {
             self.sweep();
             let certain = self.slots.len() - self.ghosts();
-            if let Some(at) = self.slots[..certain].iter().position(|slot| slot.role == Role::Spare) {
+            let spares = || (0..certain).filter(|at| self.slots[*at].role == Role::Spare);
+            let found = spares().find(|at| self.slots[*at].placed);
+            if let Some(at) = found.or_else(|| spares().next().filter(|_| self.unsure)) {
                 return Ok(at);
             }
             self.append_spare()?;
@@ -434,10 +550,11 @@ impl Group {
         let socket = bind_socket(self.v6, self.port).map_err(failed)?;
         let inode = inode(&socket).map_err(failed)?;
         self.store.put(Key::Socket(self.next_id), &socket).map_err(failed)?;
-        self.slots.push(Slot { id: self.next_id, inode, role: Role::Spare, socket: Some(socket) });
+        let placed = !self.has_strangers();
+        self.slots.push(Slot { id: self.next_id, inode, role: Role::Spare, placed, socket: Some(socket) });
         self.next_id += 1;
-        if self.has_strangers() {
-            // There may be some behind the last one that we know.
+        // There may be some behind the last one that we know.
+        if self.has_strangers() || self.look_for_strangers().is_some_and(|strangers| !strangers.is_empty()) {
             self.unsure = true;
             self.settle();
         } else {
@@ -506,10 +623,13 @@ impl Group {
     }
 
     fn attach(&self) -> Result<(), ServiceError> {
+        if !self.slots[self.own_index()].placed {
+            return Err(ServiceError::new(libc::EAGAIN, "the service's own socket was not found in the group"));
+        }
         let mut lanes: Vec<(u16, u32)> = (0u32..)
             .zip(&self.slots)
             .filter_map(|(index, slot)| match slot.role {
-                Role::Leased(lane) => Some((lane, index)),
+                Role::Leased(lane) if slot.placed => Some((lane, index)),
                 _ => None,
             })
             .collect();

@@ -288,6 +288,74 @@ fn a_stranger_that_goes_is_noticed() {
     assert!(!group.has_strangers(), "{group:?}");
 }
 
+/// Whoever has a socket of the group can put another program in the place of the group's.
+#[test]
+fn a_map_that_is_not_in_force_any_more_is_noticed() {
+    let port = free_port();
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let mut sender = Sender::new(port);
+    let leases: Vec<Leased> = (1..=4).map(|lane| lease(&mut group, lane)).collect();
+    for index in 0..group.len() as u32 + 3 {
+        sys::attach_reuseport_program(leases[0].socket.as_fd(), &steer::constant(index)).unwrap();
+        assert!(!group.is_right(), "everything goes to {index}");
+        let before = group.probings();
+        group.doubt = Doubt::default();
+        group.raise_doubt();
+        assert!(group.wants_sweep());
+        group.sweep();
+        assert_eq!(group.probings(), before + 1);
+        check(&group, &mut sender, &leases, &[0, 9]);
+    }
+    assert!(!group.has_strangers(), "{group:?}");
+}
+
+/// Nothing is probed, and no lane disturbed, because something is doubted.
+#[test]
+fn a_map_that_is_right_stays() {
+    let port = free_port();
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let mut sender = Sender::new(port);
+    let leases: Vec<Leased> = (1..=70).map(|lane| lease(&mut group, lane)).collect();
+    group.raise_doubt();
+    group.sweep();
+    assert_eq!((group.probings(), group.wants_sweep()), (0, false));
+    check(&group, &mut sender, &leases, &[0, 71]);
+}
+
+/// A program of the same user opens the port, when the group is there already, and closes it.
+#[test]
+fn a_stranger_that_comes_late_moves_nothing() {
+    let port = free_port();
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let mut sender = Sender::new(port);
+    let mut leases: Vec<Leased> = (1..=3).map(|lane| lease(&mut group, lane)).collect();
+    let stranger = bind_socket(group.v6, port).unwrap();
+    leases.extend((4..=9).map(|lane| lease(&mut group, lane)));
+    assert!(group.has_strangers());
+    check(&group, &mut sender, &leases, &[0, 500]);
+    drop(stranger);
+    group.sweep();
+    assert!(!group.has_strangers(), "{group:?}");
+    check(&group, &mut sender, &leases, &[0, 500]);
+}
+
+/// A program that wants to be left alone by filters is left alone; others are found.
+#[test]
+fn a_socket_that_takes_no_filter_harms_only_itself() {
+    let port = free_port();
+    let orphans = orphans(port, 1..=3);
+    sys::attach_filter(orphans[1].socket.as_fd(), &[steer::constant(u32::MAX)[0]]).unwrap();
+    sys::set_int_option(orphans[1].socket.as_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1).unwrap();
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let leases: Vec<Leased> = orphans.into_iter().map(|orphan| adopt(&mut group, orphan)).collect();
+    group.settle();
+    let mut sender = Sender::new(port);
+    let (found, lost): (Vec<Leased>, Vec<Leased>) = leases.into_iter().partition(|leased| leased.lane != 2);
+    // What is for the lane that was not found comes to the service's own socket, which relays it.
+    check(&group, &mut sender, &found, &[0, 2]);
+    drop(lost);
+}
+
 /// Programs read their sockets all the time, so also while the order is found out.
 #[test]
 fn the_order_is_found_while_programs_read_their_sockets() {

@@ -8,6 +8,7 @@ pub mod client;
 pub mod cm;
 pub mod config;
 pub mod devices;
+mod doubt;
 mod error;
 mod group;
 pub mod inspect;

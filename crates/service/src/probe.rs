@@ -1,26 +1,37 @@
-//! Finding out at which indices of the kernel's group sockets are that others opened.
+//! Finding out at which indices of the kernel's group sockets are that others opened, and whether packets reach their lanes.
 //!
 //! After the death of keeper and service the sockets of the group that programs have live on, in an order that nobody wrote
 //! down. Each index in turn is made the target of all packets, and probes are sent: the socket that gets them is the one there.
 //! Their holders read those sockets meanwhile, so that it cannot be seen by reading: a filter drops the probes, and
-//! the kernel counts, for each socket, what it dropped. Packets of programs that arrive meanwhile come to the wrong lane, which relays them.
+//! the kernel counts, for each socket, what it dropped. (The holders count it as dropped by the system, too: a few packets
+//! for each probing.) Packets of programs that arrive meanwhile come to the wrong lane, which relays them.
+//!
+//! Probes come from several ports: where an index is beyond the last socket, the kernel chooses a socket by the ports, and always
+//! the same one for the same port.
 
+use std::cell::Cell;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use crate::{steer, sys};
+use crate::{LANE_SHIFT, steer, sys};
 
-/// Probes that are sent to one index and must all be dropped by the same socket.
-const PROBES: u32 = 2;
+/// Ports that probes are sent from, one from each; the same socket must drop all of them.
+const SENDERS: usize = 4;
 
-/// How often a socket's count is looked at before nobody is taken to be at an index, and the pause between.
-const LOOKS: u32 = 10;
+/// How often a socket's count is looked at after the probes should have been dealt with, and the pause between.
+const LOOKS: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(50);
+
+/// How long the kernel may take to deal with what was sent.
+const FENCE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Length of a probe. To whom it comes, it is too short to be a packet.
 pub(crate) const MARK_BYTES: usize = 8;
+
+/// What all probes of a prober begin with; a QP number follows, where packets have theirs.
+pub(crate) const TAG_BYTES: usize = 5;
 
 /// Attempts at an index where the counts contradict each other.
 const ATTEMPTS: u32 = 5;
@@ -31,8 +42,8 @@ const ATTEMPTS: u32 = 5;
 pub(crate) fn indices(port: u16, bound: u32, sockets: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<u32>>> {
     let mut found = vec![None; sockets.len()];
     let Some(group) = sockets.first() else { return Ok(found) };
-    let prober = Prober::new(port, sockets)?;
-    let mut left: Vec<usize> = (0..sockets.len()).collect();
+    let prober = Prober::new(port, sockets.to_vec())?;
+    let mut left = prober.with_filter.clone();
     for index in 0..bound {
         if left.is_empty() {
             break;
@@ -46,20 +57,51 @@ pub(crate) fn indices(port: u16, bound: u32, sockets: &[BorrowedFd<'_>]) -> io::
     Ok(found)
 }
 
+/// Those of the lanes whose packets do not come to the socket beside them. Changes nothing.
+pub(crate) fn astray(port: u16, lanes: &[(u16, BorrowedFd<'_>)]) -> io::Result<Vec<u16>> {
+    /// So many lanes' probes fit the kernel's queues, whatever else is in them.
+    const LANES_AT_ONCE: usize = 32;
+    let prober = Prober::new(port, lanes.iter().map(|(_, socket)| *socket).collect())?;
+    let mut astray = Vec::new();
+    for some in prober.with_filter.chunks(LANES_AT_ONCE) {
+        let before = prober.counts(some)?;
+        for at in some {
+            prober.send(lanes[*at].0)?;
+        }
+        let missing = |have: &[usize]| have.len() < some.len();
+        let have = prober.look(some, &before, missing)?;
+        astray.extend(some.iter().filter(|at| !have.contains(at)).map(|at| lanes[*at].0));
+    }
+    Ok(astray)
+}
+
 /// Sends probes to sockets that have its filter; takes the filter off when it is dropped.
 struct Prober<'a> {
-    sockets: &'a [BorrowedFd<'a>],
-    sender: UdpSocket,
-    mark: [u8; MARK_BYTES],
+    sockets: Vec<BorrowedFd<'a>>,
+    /// Positions of those that have its filter: a program can refuse it, which harms only itself.
+    with_filter: Vec<usize>,
+    senders: Vec<UdpSocket>,
+    to: SocketAddr,
+    tag: [u8; TAG_BYTES],
+    fence: Fence,
 }
 
 impl<'a> Prober<'a> {
-    fn new(port: u16, sockets: &'a [BorrowedFd<'a>]) -> io::Result<Prober<'a>> {
-        let prober = Prober { sockets, sender: sender(port)?, mark: rand::random() };
-        for socket in sockets {
-            sys::attach_filter(*socket, &steer::drop_marked(prober.mark))?;
-        }
-        Ok(prober)
+    fn new(port: u16, sockets: Vec<BorrowedFd<'a>>) -> io::Result<Prober<'a>> {
+        let on = |ip: IpAddr| {
+            let senders = (0..SENDERS).map(|_| UdpSocket::bind((ip, 0))).collect::<io::Result<Vec<_>>>()?;
+            Ok((senders, Fence::new(ip)?, SocketAddr::new(ip, port)))
+        };
+        let (senders, fence, to) =
+            on(Ipv4Addr::LOCALHOST.into()).or_else(|_: io::Error| on(Ipv6Addr::LOCALHOST.into()))?;
+        let tag = rand::random();
+        let filter = steer::drop_marked(tag);
+        let attach = |at: &usize| {
+            let attached = sys::attach_filter(sockets[*at], &filter);
+            attached.inspect_err(|error| log::debug!("a socket that takes no filter: {error}")).is_ok()
+        };
+        let with_filter = (0..sockets.len()).filter(attach).collect();
+        Ok(Prober { sockets, with_filter, senders, to, tag, fence })
     }
 
     /// Which of the sockets gets what is sent now; None: none of them.
@@ -75,43 +117,90 @@ impl<'a> Prober<'a> {
     }
 
     fn drops_all(&self, among: &[usize]) -> io::Result<Option<usize>> {
-        let count = |socket: &usize| sys::drops(self.sockets[*socket]);
-        let before = among.iter().map(count).collect::<io::Result<Vec<u32>>>()?;
-        for _ in 0..PROBES {
-            self.sender.send(&self.mark)?;
-        }
+        let before = self.counts(among)?;
+        self.send(0)?;
+        Ok(self.look(among, &before, |have| have.is_empty())?.first().copied())
+    }
+
+    /// Sends one probe from each port.
+    fn send(&self, lane: u16) -> io::Result<()> {
+        let mut mark = [0; MARK_BYTES];
+        mark[..TAG_BYTES].copy_from_slice(&self.tag);
+        mark[TAG_BYTES..].copy_from_slice(&(u32::from(lane) << LANE_SHIFT).to_be_bytes()[1..]);
+        self.senders.iter().try_for_each(|sender| sender.send_to(&mark, self.to).map(drop))
+    }
+
+    fn counts(&self, of: &[usize]) -> io::Result<Vec<u32>> {
+        of.iter().map(|socket| sys::drops(self.sockets[*socket])).collect()
+    }
+
+    /// Which of the sockets have dropped a probe from each port; looks again for a while as long as `too_few` says so.
+    fn look(&self, among: &[usize], before: &[u32], too_few: impl Fn(&[usize]) -> bool) -> io::Result<Vec<usize>> {
+        self.fence.pass(&self.senders[0]);
+        let mut have = Vec::new();
         for look in 0..LOOKS {
             if look > 0 {
                 std::thread::sleep(PAUSE);
             }
-            for (socket, before) in among.iter().zip(&before) {
-                if count(socket)?.wrapping_sub(*before) >= PROBES {
-                    return Ok(Some(*socket));
-                }
+            let now = self.counts(among)?;
+            let dropped = |at: &usize| now[*at].wrapping_sub(before[*at]) >= SENDERS as u32;
+            have = (0..among.len()).filter(dropped).map(|at| among[at]).collect();
+            if !too_few(&have) {
+                break;
             }
         }
-        Ok(None)
+        Ok(have)
     }
 }
 
 impl Drop for Prober<'_> {
     fn drop(&mut self) {
-        for socket in self.sockets {
-            let off = sys::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0);
+        for at in &self.with_filter {
+            let socket = self.sockets[*at];
+            let off = sys::set_int_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0);
             if let Err(error) = off {
-                // It would drop this mark, which is never sent again.
+                // It would drop probes of this tag, which are never sent again.
                 log::debug!("a filter stays: {error}");
             }
         }
     }
 }
 
-/// A socket that sends to the port over loopback.
-fn sender(port: u16) -> io::Result<UdpSocket> {
-    let connect = |ip: IpAddr| {
+/// What is sent to it last arrives last: loopback has one queue for each processor. (If this thread changes the processor in
+/// between, it may be passed too early.)
+struct Fence {
+    socket: UdpSocket,
+    to: SocketAddr,
+    number: Cell<u32>,
+    /// It was not passed in time once: there is no use in waiting for it.
+    broken: Cell<bool>,
+}
+
+impl Fence {
+    fn new(ip: IpAddr) -> io::Result<Fence> {
         let socket = UdpSocket::bind((ip, 0))?;
-        socket.connect((ip, port))?;
-        Ok(socket)
-    };
-    connect(Ipv4Addr::LOCALHOST.into()).or_else(|_: io::Error| connect(Ipv6Addr::LOCALHOST.into()))
+        socket.set_read_timeout(Some(FENCE_PATIENCE))?;
+        Ok(Fence { to: socket.local_addr()?, socket, number: Cell::new(rand::random()), broken: Cell::new(false) })
+    }
+
+    /// Waits until the kernel has dealt with what was sent before.
+    fn pass(&self, sender: &UdpSocket) {
+        /// Others may send to it, too.
+        const DATAGRAMS_MAX: u32 = 16;
+        if self.broken.get() {
+            return;
+        }
+        let number = self.number.get().wrapping_add(1);
+        self.number.set(number);
+        let passed = sender.send_to(&number.to_be_bytes(), self.to).is_ok()
+            && (0..DATAGRAMS_MAX).map_while(|_| self.next()).any(|came| came == number);
+        self.broken.set(!passed);
+    }
+
+    /// None: nothing came in time.
+    fn next(&self) -> Option<u32> {
+        let mut number = [0; 4];
+        self.socket.recv(&mut number).ok()?;
+        Some(u32::from_be_bytes(number))
+    }
 }

@@ -280,6 +280,12 @@ pub struct Counters {
     pub relay_in: u64,
     /// Forwarded to the right lane.
     pub relay_out: u64,
+    /// Packets, of those that arrived at lane 0 or were handed in, whose own lane is leased: steering was not right.
+    #[serde(default)]
+    pub astray: u64,
+    /// How often the order of the sockets was found out by probing, by the service's present process.
+    #[serde(default)]
+    pub probings: u64,
     /// For queue pair 1: the connection manager's.
     #[serde(default)]
     pub management: u64,

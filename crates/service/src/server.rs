@@ -322,16 +322,14 @@ impl Service {
 
     fn keep_house(&mut self) {
         let now = Instant::now();
+        self.settle_brought_along();
         self.cm.tick();
         self.rewatch_channels();
-        if let Some(group) = self.group.as_mut() {
-            if std::mem::take(&mut self.brought_along) {
-                group.settle();
-            }
-            if group.unsettled() || (group.wants_sweep() && self.swept + SWEEP_INTERVAL <= now) {
-                self.swept = now;
-                group.sweep();
-            }
+        if let Some(group) = self.group.as_mut()
+            && (group.unsettled() || (group.wants_sweep() && self.swept + SWEEP_INTERVAL <= now))
+        {
+            self.swept = now;
+            group.sweep();
         }
         self.serve_waiting();
         if self.kept.as_ref().and_then(|kept| kept.again).is_some_and(|again| again <= now) {
@@ -450,6 +448,10 @@ impl Service {
 
     fn answer(&mut self, id: u64, request: u64, body: Request, descriptors: Vec<OwnedFd>) {
         let greeted = self.clients.get(&id).is_some_and(|client| client.program.is_some());
+        if !matches!(body, Request::Reclaim { .. }) {
+            // Whoever gets another answer finds lanes steered to. (For several of one program the order is found out once.)
+            self.settle_brought_along();
+        }
         let outcome = match body {
             Request::Hello { version, pid: _, program } if !greeted => self.greet(id, version, program, descriptors),
             Request::Hello { .. } => Err(ServiceError::new(libc::EPROTO, "a second Hello")),
@@ -545,7 +547,7 @@ impl Service {
             clients,
             sockets: self.group.as_ref().map_or(0, |group| group.len() as u32),
             lingering: self.group.as_ref().map_or(0, |group| group.lingering() as u32),
-            counters: self.counters,
+            counters: Counters { probings: self.group.as_ref().map_or(0, Group::probings), ..self.counters },
             limits: self.options.limits,
         };
         StatusPage { status, next: rest.next().map(|(id, _)| *id) }

@@ -6,6 +6,7 @@
 //! lane. What is too short for that, or for a lane that nobody has, goes to the service's own socket.
 
 use crate::LANE_SHIFT;
+use crate::probe::{MARK_BYTES, TAG_BYTES};
 use crate::sys::BpfInstruction;
 
 const LOAD_LENGTH: u16 = 0x80; // BPF_LD | BPF_W | BPF_LEN
@@ -39,16 +40,19 @@ pub(crate) fn constant(index: u32) -> [BpfInstruction; 1] {
     [instruction(RETURN, 0, 0, index)]
 }
 
-/// A socket's filter that drops the UDP datagrams whose payload begins with `mark` and takes all others whole.
-pub(crate) fn drop_marked(mark: [u8; crate::probe::MARK_BYTES]) -> [BpfInstruction; 6] {
+/// A socket's filter that drops the probes that begin with `tag` and takes all other UDP datagrams whole.
+pub(crate) fn drop_marked(tag: [u8; TAG_BYTES]) -> [BpfInstruction; 9] {
     /// The UDP header is there, too.
     const PAYLOAD: u32 = 8;
-    let [high, low] = [0, 4].map(|at| u32::from_be_bytes(mark[at..at + 4].try_into().expect("4 bytes")));
+    let [a, b, c, d, last] = tag;
     [
+        instruction(LOAD_LENGTH, 0, 0, 0),
+        instruction(JUMP_EQUAL, 0, 6, PAYLOAD + MARK_BYTES as u32),
         instruction(LOAD_WORD, 0, 0, PAYLOAD),
-        instruction(JUMP_EQUAL, 0, 3, high),
+        instruction(JUMP_EQUAL, 0, 4, u32::from_be_bytes([a, b, c, d])),
         instruction(LOAD_WORD, 0, 0, PAYLOAD + 4),
-        instruction(JUMP_EQUAL, 0, 1, low),
+        instruction(AND, 0, 0, 0xff00_0000),
+        instruction(JUMP_EQUAL, 0, 1, u32::from_be_bytes([last, 0, 0, 0])),
         instruction(RETURN, 0, 0, 0),
         instruction(RETURN, 0, 0, u32::MAX),
     ]
@@ -123,10 +127,16 @@ mod tests {
 
     #[test]
     fn the_filter_drops_what_is_marked_and_nothing_else() {
-        let filter = drop_marked(*b"12345678");
-        for (payload, taken) in
-            [("12345678", 0), ("12345678 and more", 0), ("12345679", u32::MAX), ("x2345678", u32::MAX)]
-        {
+        let filter = drop_marked(*b"12345");
+        for (payload, taken) in [
+            ("12345678", 0),
+            ("12345xyz", 0),
+            ("12345678 and more", u32::MAX),
+            ("12345", u32::MAX),
+            ("12346678", u32::MAX),
+            ("x2345678", u32::MAX),
+            ("", u32::MAX),
+        ] {
             assert_eq!(run(&filter, &[&[0; 8], payload.as_bytes()].concat()), taken, "{payload}");
         }
     }

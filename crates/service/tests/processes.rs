@@ -539,7 +539,7 @@ fn a_keeper_that_dies_is_replaced(scene: &Scene) {
 fn programs_that_sleep_hold_nobody_up(scene: &Scene) {
     let port = scene.options.port;
     let sleeper = scene.connect_or_start();
-    let asleep = Traffic::new(sleeper.lease_lane().unwrap());
+    let mut asleep = Traffic::new(sleeper.lease_lane().unwrap());
     let gone = sleeper.lease_lane().unwrap();
     scene.kill_service(&sleeper.status().unwrap());
     let second = scene.connect_or_start();
@@ -555,6 +555,12 @@ fn programs_that_sleep_hold_nobody_up(scene: &Scene) {
     });
     sleeper.recover().unwrap();
     wait_for(&sleeper, "it has its lane", |status| lanes(status) == 2);
+    while receive(&asleep.socket, &mut [0; 64]).is_ok() {}
+    while receive(&fresh.socket, &mut [0; 64]).is_ok() {}
+    for traffic in [&mut asleep, &mut fresh] {
+        traffic.send(&from, port);
+        traffic.check();
+    }
     asleep.release();
     fresh.release();
     let status = wait_for(&second, "everything is returned", |status| lanes(status) == 0 && status.lingering == 0);

@@ -338,8 +338,15 @@ fn foreign_packets_reach_the_right_lane_by_the_relay() {
     assert!(here.relay_send(src, dst, &packet(here.lane(), 4)).unwrap());
     assert!(here.relay_send(src, dst, &[1, 2, 3]).unwrap());
     let status = wait_for(&client, |status| status.counters.relay_in == 5);
-    let expected =
-        Counters { relay_in: 5, relay_out: 2, drop_no_lane: 1, drop_loop: 1, drop_short: 1, ..Counters::default() };
+    let expected = Counters {
+        relay_in: 5,
+        relay_out: 2,
+        astray: 2,
+        drop_no_lane: 1,
+        drop_loop: 1,
+        drop_short: 1,
+        ..Counters::default()
+    };
     assert_eq!(status.counters, expected);
     assert!(here.relay_recv(&mut Vec::new()).unwrap().is_none());
 }

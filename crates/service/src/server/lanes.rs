@@ -98,6 +98,15 @@ impl Service {
         Ok(theirs)
     }
 
+    /// Steers packets to lanes that were brought along.
+    pub(super) fn settle_brought_along(&mut self) {
+        if std::mem::take(&mut self.brought_along)
+            && let Some(group) = self.group.as_mut()
+        {
+            group.settle();
+        }
+    }
+
     /// The program asks again, because the service crashed before it could answer.
     fn renew_relay(&mut self, socket: SocketId) -> Result<OwnedFd, ServiceError> {
         let (ours, theirs) = relay_pair()?;

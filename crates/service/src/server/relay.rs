@@ -111,6 +111,10 @@ impl Service {
             self.counters.drop_loop += 1;
             return;
         }
+        self.counters.astray += 1;
+        if let Some(group) = self.group.as_mut() {
+            group.raise_doubt();
+        }
         self.hand_over(socket, &[&header.encode(), packet], &[]);
     }
 
@@ -226,5 +230,38 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         };
         assert_eq!((counters.strays, counters.drop_icrc, counters.drop_short), (4, 2, 2));
+    }
+
+    /// A program that has a socket of the group puts another program in the place of the service's.
+    #[test]
+    fn packets_at_wrong_lanes_tell_that_steering_is_wrong() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        let client = StartOptions { name: options.name.clone(), port: options.port, ..StartOptions::default() };
+        let to = ("127.0.0.1", options.port);
+        let _service = Service::spawn_in_process(options).unwrap();
+        let client = Client::connect(&client).unwrap();
+        let mut leases = [client.lease_lane().unwrap(), client.lease_lane().unwrap()];
+        let sockets = leases.each_mut().map(|lease| UdpSocket::from(lease.take_rx().remove(0)));
+        sys::attach_reuseport_program(sockets[0].as_fd(), &crate::steer::constant(0)).unwrap();
+
+        let mut packet = [0; BTH_LEN];
+        packet[4..8].copy_from_slice(&(u32::from(leases[1].lane()) << LANE_SHIFT).to_be_bytes());
+        let src = "127.0.0.1:50000".parse().unwrap();
+        assert!(leases[0].relay_send(src, src.ip(), &packet).unwrap());
+        let give_up = Instant::now() + Duration::from_secs(60);
+        let counters = loop {
+            let counters = client.status().unwrap().counters;
+            if counters.probings > 0 {
+                break counters;
+            }
+            assert!(Instant::now() < give_up, "{counters:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!((counters.astray, counters.relay_out), (1, 1), "it is relayed as well");
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(&packet, to).unwrap();
+        sockets[1].set_nonblocking(false).unwrap();
+        sockets[1].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(sockets[1].recv(&mut [0; 64]).unwrap(), packet.len());
     }
 }
