@@ -15,9 +15,14 @@ use crate::server;
 use crate::store::{self, Held, Key, Message, Operation, StateFile};
 use crate::{ServiceError, sys};
 
-/// A service that crashes more often than this within [`RESTARTS_WITHIN`] is given up.
-const RESTARTS_MAX: usize = 10;
-const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
+/// A service that crashes more often than this within [`CRASHES_WITHIN`] is given up.
+const CRASHES_MAX: usize = 10;
+const CRASHES_WITHIN: Duration = Duration::from_secs(60);
+
+/// After the first crash within that time the service is started again at once, after the second after this; after each further
+/// one it takes twice as long, up to the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Listens at the name, runs services one after the other, and returns when one ended in order.
 ///
@@ -30,7 +35,9 @@ pub fn run(name: &str, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Re
         let file = StateFile::create(name).map_err(|errno| ServiceError::system("no memory for the state", errno))?;
         held.insert(key, file);
     }
-    keep(held, worker, ready)
+    let started = start(worker())?;
+    ready();
+    keep(held, started, worker, Crashes::default())
 }
 
 /// Keeps what a service that has lost its keeper says on `socket`, and runs services after it as [`run`] does.
@@ -41,21 +48,24 @@ pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), S
         Ended::InOrder => Ok(()),
         Ended::Crashed if held.contains_key(&Key::Listener) => {
             log::error!("the service has crashed; starting it again");
-            keep(held, worker, || ())
+            let mut crashes = Crashes::default();
+            crashes.pause()?;
+            let started = start_again(worker, &mut crashes)?;
+            keep(held, started, worker, crashes)
         }
         Ended::Crashed => Err(failed("the service crashed before it had said what to keep".into())),
     }
 }
 
-/// Runs services one after the other until one ends in order.
-fn keep(mut held: Held, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Result<(), ServiceError> {
-    let mut starts: Vec<Instant> = Vec::new();
-    let mut ready = Some(ready);
+/// Runs services, the first one of which is `started`, one after the other until one ends in order.
+fn keep(
+    mut held: Held,
+    mut started: (Child, OwnedFd),
+    worker: &dyn Fn() -> Command,
+    mut crashes: Crashes,
+) -> Result<(), ServiceError> {
     loop {
-        let (mut child, socket) = start(worker())?;
-        if let Some(ready) = ready.take() {
-            ready();
-        }
+        let (mut child, socket) = started;
         let ended = give(&socket, &held).and_then(|()| attend(&socket, &mut held)).unwrap_or_else(|what| {
             // It waits for an answer, or believes to be kept when it is not: better a new one.
             log::error!("{what}");
@@ -69,14 +79,58 @@ fn keep(mut held: Held, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> R
             return Ok(());
         }
         log::error!("the service has ended with {status}; starting it again");
-        let now = Instant::now();
-        starts.retain(|start| now.duration_since(*start) < RESTARTS_WITHIN);
-        starts.push(now);
-        if starts.len() > RESTARTS_MAX {
-            let what = format!("the service crashed {RESTARTS_MAX} times within {RESTARTS_WITHIN:?}: giving up");
-            return Err(ServiceError::new(libc::ECHILD, what));
+        crashes.pause()?;
+        started = start_again(worker, &mut crashes)?;
+    }
+}
+
+/// Starts a service in place of one that has crashed. That it cannot be started for the moment (no memory, no process to be had) is
+/// no reason to let go of what it is to be given; it counts as a crash.
+fn start_again(worker: &dyn Fn() -> Command, crashes: &mut Crashes) -> Result<(Child, OwnedFd), ServiceError> {
+    loop {
+        match start(worker()) {
+            Ok(started) => return Ok(started),
+            Err(error) => {
+                log::error!("{error}; trying again");
+                crashes.pause()?;
+            }
         }
     }
+}
+
+/// When services have crashed lately.
+#[derive(Default)]
+struct Crashes(Vec<Instant>);
+
+impl Crashes {
+    /// Notes a crash, and waits until the next service may be started. ECHILD: it is given up.
+    fn pause(&mut self) -> Result<(), ServiceError> {
+        let now = Instant::now();
+        self.0.retain(|crash| now.duration_since(*crash) < CRASHES_WITHIN);
+        self.0.push(now);
+        let pause = pause_after(self.0.len()).ok_or_else(|| given_up(self.0.len()))?;
+        std::thread::sleep(pause);
+        Ok(())
+    }
+}
+
+/// How long to wait after so many crashes; None: there were too many.
+fn pause_after(crashes: usize) -> Option<Duration> {
+    let doublings = match crashes {
+        0 | 1 => return Some(Duration::ZERO),
+        more if more <= CRASHES_MAX => (more - 2) as u32,
+        _ => return None,
+    };
+    Some(PAUSE_MIN.saturating_mul(1 << doublings).min(PAUSE_MAX))
+}
+
+fn given_up(crashes: usize) -> ServiceError {
+    let what = format!(
+        "the service crashed, or could not be started, {crashes} times within {CRASHES_WITHIN:?}: giving up. Programs that run keep \
+         their lanes, and the next program starts another service. `ferroced` run by hand with FERROCE_LOG=debug, or [log] in \
+         ferroce.toml, tells why"
+    );
+    ServiceError::new(libc::ECHILD, what)
 }
 
 /// How a service ended.
@@ -126,8 +180,12 @@ fn attend(socket: &OwnedFd, held: &mut Held) -> Result<Ended, String> {
                 let _told = store::send(socket, Operation::Done, key, None);
                 return Ok(Ended::InOrder);
             }
-            // A descriptor that did not arrive: there are too many.
-            Ok(Message { key, .. }) => (Operation::Failed, key),
+            // Its descriptor did not arrive: this process has too many.
+            Ok(Message { operation: Operation::Put, key, descriptor: None }) => (Operation::Failed, key),
+            Ok(Message {
+                operation: operation @ (Operation::Held | Operation::End | Operation::Done | Operation::Failed),
+                ..
+            }) => return Err(format!("the service says {operation:?}, which is for the keeper to say")),
             Err(Errno::CONNRESET) => return Ok(Ended::Crashed),
             Err(errno) => return Err(format!("the service cannot be understood: {errno}")),
         };
@@ -136,5 +194,19 @@ fn attend(socket: &OwnedFd, held: &mut Held) -> Result<Ended, String> {
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(Ended::Crashed),
             Err(errno) => return Err(format!("the service cannot be answered: {errno}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_until_it_is_given_up() {
+        let pauses: Vec<u128> = (0..=CRASHES_MAX).map(|crashes| pause_after(crashes).unwrap().as_millis()).collect();
+        assert_eq!(pauses, [0, 0, 10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+        assert_eq!(pause_after(CRASHES_MAX + 1), None);
+        let told = given_up(CRASHES_MAX + 1).to_string();
+        assert!(told.contains("11 times") && told.contains("FERROCE_LOG=debug"), "{told}");
     }
 }
