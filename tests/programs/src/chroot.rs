@@ -1,4 +1,4 @@
-//! Debian 13 in a folder: its perftest is newer than that of the system that most tests run on.
+//! Debian 13 in a folder: its perftest and rdma-core are newer than those of the system that most tests run on.
 //!
 //! `debootstrap` makes the folder once. Programs enter it in a mount namespace of their own, so that nothing stays mounted
 //! when they end.
@@ -16,30 +16,33 @@ use crate::process::{Finished, Running};
 
 /// The release, as Debian names it.
 const RELEASE: &str = "trixie";
-/// What lines run of it.
-const PACKAGES: [&str; 2] = ["perftest", "ibverbs-utils"];
+/// What is run of it: programs by lines; rdma-core's tests (in the package rdma-core) by `cargo xtask suite`, with what they call.
+const PACKAGES: [&str; 5] = ["perftest", "ibverbs-utils", "rdma-core", "python3-pyverbs", "iproute2"];
 /// What the name of a folder ends with until all is in it.
 const UNFINISHED: &str = ".unfinished";
-/// Some 80 MB are downloaded and unpacked: a minute, or many over a slow line.
+/// Some 100 MB are downloaded and unpacked: a minute, or many over a slow line.
 const LIMIT: Duration = Duration::from_secs(3_600);
 
-/// Where the folder of a launcher (`bin/`, `lib/`) is seen by programs in a chroot: Debian keeps this place free.
-pub(crate) const INSTALLATION: &str = "/mnt";
+/// Where an installation (`bin/`, `lib/`) is seen by programs in a chroot: Debian keeps this place free.
+pub const INSTALLATION: &str = "/mnt";
+/// Where programs in a chroot see the folder that they may write.
+pub const HOME: &str = "/tmp";
 
 /// Makes a chroot look like a system that runs, and executes the rest of its arguments in it.
 const ENTER: &str = r#"set -e
-root=$1 installation=$2
-shift 2
+root=$1 installation=$2 home=$3
+shift 3
 for part in proc sys dev; do mount --rbind "/$part" "$root/$part"; done
 mount --bind "$installation" "$root/mnt"
-mount --bind "$installation/home" "$root/tmp"
+mount --bind "$home" "$root/tmp"
 exec chroot "$root" "$@""#;
 
-/// A folder with Debian 13 and the programs that lines run of it.
+/// A folder with Debian 13 and the packages that are run of it.
 #[derive(Clone, Debug)]
 pub struct Chroot {
     dir: PathBuf,
     perftest: String,
+    rdma_core: String,
 }
 
 impl Chroot {
@@ -58,10 +61,11 @@ impl Chroot {
                 return Err(Failure::new(format!("{package} is not installed in {}", dir.display())));
             }
         }
-        let perftest = installed(&status, PACKAGES[0]).expect("was found just now").to_owned();
+        let version = |package| installed(&status, package).expect("was found just now").to_owned();
+        let (perftest, rdma_core) = (version("perftest"), version("rdma-core"));
         // Programs are started in other folders than this process.
         let dir = dir.canonicalize().map_err(|e| Failure::new(format!("cannot find {}: {e}", dir.display())))?;
-        Ok(Chroot { dir, perftest })
+        Ok(Chroot { dir, perftest, rdma_core })
     }
 
     /// The chroot in `dir`, made by `debootstrap` if it is not there. Output goes to `log`, a folder, meanwhile.
@@ -82,7 +86,7 @@ impl Chroot {
 
     #[cfg(test)]
     pub(crate) fn at(dir: &str) -> Chroot {
-        Chroot { dir: dir.into(), perftest: String::new() }
+        Chroot { dir: dir.into(), perftest: String::new(), rdma_core: String::new() }
     }
 
     /// Where it lies.
@@ -95,11 +99,17 @@ impl Chroot {
         &self.perftest
     }
 
-    /// The start of a command line that goes on in the chroot, where `installation` is seen as [`INSTALLATION`].
-    pub(crate) fn enter(&self, installation: &Path) -> Vec<OsString> {
+    /// Version of its package rdma-core, and of all that is made from that.
+    pub fn rdma_core(&self) -> &str {
+        &self.rdma_core
+    }
+
+    /// The start of a command line that goes on in the chroot, where `installation` is seen as [`INSTALLATION`] and `home` as
+    /// [`HOME`]. Only root may run it.
+    pub fn enter(&self, installation: &Path, home: &Path) -> Vec<OsString> {
         let mut words: Vec<OsString> =
             ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", ENTER, "sh"].map(Into::into).into();
-        words.extend([self.dir.clone().into(), installation.into()]);
+        words.extend([self.dir.clone().into(), installation.into(), home.into()]);
         words
     }
 }
@@ -188,8 +198,13 @@ mod tests {
 
     use super::*;
 
-    const STATUS: &str = "Package: perftest\nStatus: install ok installed\nVersion: 25.01.0+0.80-1\n\n\
-                          Package: ibverbs-utils\nStatus: install ok installed\nVersion: 56.1-1\n";
+    /// What dpkg keeps of a system with all packages.
+    fn status() -> String {
+        let version = |package| if package == "perftest" { "25.01.0+0.80-1" } else { "56.1-1" };
+        let stanza =
+            |package| format!("Package: {package}\nStatus: install ok installed\nVersion: {}\n", version(package));
+        PACKAGES.map(stanza).join("\n")
+    }
 
     fn write(dir: &Path, codename: &str, status: &str) {
         for (file, text) in
@@ -206,20 +221,21 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let error = |dir: &TempDir| Chroot::find(dir.path()).expect_err("is none").to_string();
         assert!(error(&dir).contains("os-release"), "{}", error(&dir));
-        write(dir.path(), "bookworm", STATUS);
+        write(dir.path(), "bookworm", &status());
         assert!(error(&dir).contains("is not Debian's trixie"), "{}", error(&dir));
-        write(dir.path(), "trixie", &STATUS.replace("Package: ibverbs-utils", "Package: other"));
+        write(dir.path(), "trixie", &status().replace("Package: ibverbs-utils", "Package: other"));
         assert!(error(&dir).contains("ibverbs-utils is not installed"), "{}", error(&dir));
-        write(dir.path(), "trixie", &STATUS.replacen("ok installed", "ok unpacked", 1));
+        write(dir.path(), "trixie", &status().replacen("ok installed", "ok unpacked", 1));
         assert!(error(&dir).contains("perftest is not installed"), "{}", error(&dir));
-        write(dir.path(), "trixie", STATUS);
-        assert_eq!(Chroot::find(dir.path()).expect("is one").perftest(), "25.01.0+0.80-1");
+        write(dir.path(), "trixie", &status());
+        let chroot = Chroot::find(dir.path()).expect("is one");
+        assert_eq!((chroot.perftest(), chroot.rdma_core()), ("25.01.0+0.80-1", "56.1-1"));
     }
 
     /// A program that stands for debootstrap: `script` gets the folder as `$dir`, and what a good one leaves as `$good`.
     fn stand_in(at: &TempDir, script: &str) -> PathBuf {
         let good = at.path().join("good");
-        write(&good, "trixie", STATUS);
+        write(&good, "trixie", &status());
         let path = at.path().join("debootstrap");
         let head = format!("#!/bin/sh\ngood={}\nfor dir; do :; done\n", good.display());
         fs::write(&path, format!("{head}{script}\n")).expect("can write");

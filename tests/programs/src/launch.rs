@@ -207,7 +207,7 @@ impl Launcher {
         words.extend(["prlimit".into(), format!("--memlock={MEMLOCK}:{MEMLOCK}").into(), "--core=0".into()]);
         words.push("--".into());
         if let Some(chroot) = self.chroot() {
-            words.extend(chroot.enter(self.dir.path()));
+            words.extend(chroot.enter(self.dir.path(), &self.dir.path().join("home")));
         }
         if self.root && identity == Identity::Ordinary {
             words.push("setpriv".into());
