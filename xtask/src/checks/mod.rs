@@ -8,6 +8,7 @@ mod layers;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod verbs;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -93,6 +94,7 @@ pub(crate) fn all(tree: &Tree) -> Result<Vec<Finding>> {
     let mut findings = layers::check(&tree.metadata, &tree.root);
     findings.extend(sources::check(tree)?);
     findings.extend(docs::check(tree)?);
+    findings.extend(verbs::check(tree)?);
     Ok(findings)
 }
 

@@ -277,3 +277,97 @@ fn a_missing_document() {
     std::fs::remove_file(f.dir.path().join("README.md")).expect("the file is there");
     assert_at(&f.only(), "README.md", 0, "cannot be read");
 }
+
+/// A row of the table of verbs that says `ferroce` and names `test`.
+fn row(verb: &str, ferroce: &str, test: &str) -> String {
+    let others = "rxe = \"yes\", siw = \"no\", mlx5 = \"part\"";
+    format!("{{ verb = \"{verb}\", ferroce = \"{ferroce}\", {others}, test = \"{test}\" }},\n")
+}
+
+/// A tree with a libibverbs: a symbol, a slot, a refused verb, and a table of them with its page.
+fn with_verbs() -> Fixture {
+    let f = Fixture::new();
+    f.krate("ibverbs", "ferroce-ibverbs", "");
+    f.documents("`crates/ibverbs`");
+    f.write(
+        "crates/ibverbs/symbols.in",
+        "# public\nIBVERBS_1.0 fn ibv_plain\nIBVERBS_1.1 fn _ibv_not\nIBVERBS_PRIVATE_34 fn x\n",
+    );
+    let source = "slot! { fn slot as \"ibv_slot\" () { Ok(()) } }\n\
+                  verb! { fn ibv_plain() { Ok(()) } fn _ibv_not() { refused(WHY) } }\n";
+    f.write("crates/ibverbs/src/lib.rs", source);
+    f.write("crates/ibverbs/tests/all.c", "ibv_plain(); ibv_slot(); _ibv_not();\n");
+    f.write("tests/suite/passed-44.txt", "tests.test_x.X.test_y\n");
+    f.table(&[
+        row("ibv_plain", "yes", "rdma-core 44: tests.test_x.X.test_y"),
+        row("ibv_slot", "yes", "crates/ibverbs/tests/all.c"),
+        row("ibv_not", "no", "crates/ibverbs/tests/all.c"),
+    ]);
+    f
+}
+
+impl Fixture {
+    /// A table of verbs, and the page that the check makes of it.
+    fn table(&self, rows: &[String]) {
+        let text = format!("[[section]]\ntitle = \"All\"\nverbs = [\n{}]\n", rows.concat());
+        self.write("docs/verbs.toml", &text);
+        self.findings();
+    }
+
+    /// The one finding after the row of a verb is another.
+    #[track_caller]
+    fn only_with(&self, verb: &str, row: &str) -> Finding {
+        let path = self.dir.path().join("docs/verbs.toml");
+        let table = std::fs::read_to_string(&path).expect("the table is there");
+        let is_old = |line: &&str| !line.contains(&format!("\"{verb}\""));
+        let kept: Vec<&str> = table.lines().filter(is_old).collect();
+        let changed = kept.join("\n").replace("verbs = [", &format!("verbs = [\n{row}"));
+        std::fs::write(path, changed).expect("the table is ours");
+        self.findings();
+        self.only()
+    }
+}
+
+#[test]
+fn a_table_of_verbs_that_is_true() {
+    let f = with_verbs();
+    f.clean();
+    let page = std::fs::read_to_string(f.dir.path().join("docs/verbs.md")).expect("the page was made");
+    assert!(page.contains("| `ibv_plain` | yes | yes | no | part | 44: test_x.X.test_y |"), "{page}");
+    assert!(page.contains("| Ferroce | 2 | 0 | 1 |"), "{page}");
+}
+
+#[test]
+fn a_page_of_verbs_that_is_stale_is_written_anew() {
+    let f = with_verbs();
+    f.write("docs/verbs.md", "old");
+    assert_at(&f.only(), "docs/verbs.md", 0, "written anew");
+    f.clean();
+}
+
+#[test]
+fn a_verb_without_a_row() {
+    assert_at(&with_verbs().only_with("ibv_plain", ""), "crates/ibverbs/symbols.in", 2, "ibv_plain is public");
+    assert_at(&with_verbs().only_with("ibv_not", ""), "crates/ibverbs/symbols.in", 3, "ibv_not is public");
+    assert_at(&with_verbs().only_with("ibv_slot", ""), "crates/ibverbs/src", 0, "ibv_slot has no row");
+}
+
+#[test]
+fn a_row_whose_test_does_not_exist() {
+    let wrong = |test: &str| with_verbs().only_with("ibv_slot", &row("ibv_slot", "yes", test));
+    assert_at(&wrong("rdma-core 44: tests.test_x.X.test_z"), "docs/verbs.toml", 4, "not among what passes");
+    assert_at(&wrong("rdma-core 56: tests.test_x.X.test_y"), "docs/verbs.toml", 4, "not among what passes");
+    assert_at(&wrong("rdma-core new: tests.test_x.X.test_y"), "docs/verbs.toml", 4, "names no test");
+    assert_at(&wrong("crates/ibverbs/tests/none.c"), "docs/verbs.toml", 4, "cannot be read");
+    assert_at(&wrong("crates/ibverbs/src/lib.rs::none"), "docs/verbs.toml", 4, "is not in crates/ibverbs/src/lib.rs");
+    assert_at(&wrong("tests/suite/passed-44.txt"), "docs/verbs.toml", 4, "is not called");
+}
+
+#[test]
+fn a_row_that_says_otherwise_than_the_source() {
+    let test = "crates/ibverbs/tests/all.c";
+    let wrong = |verb, ferroce| with_verbs().only_with(verb, &row(verb, ferroce, test));
+    assert_at(&wrong("ibv_not", "yes"), "docs/verbs.toml", 4, "is refused");
+    assert_at(&wrong("ibv_slot", "no"), "docs/verbs.toml", 4, "is not refused");
+    assert_at(&wrong("ibv_slot", "part"), "docs/verbs.toml", 4, "its note must say");
+}

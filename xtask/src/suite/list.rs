@@ -62,7 +62,7 @@ impl Lists {
 }
 
 /// Names of the tests of `release` that pass on Ferroce.
-fn passing(root: &Path, release: u32) -> Result<BTreeSet<String>> {
+pub(crate) fn passing(root: &Path, release: u32) -> Result<BTreeSet<String>> {
     let path = passed_path(root, release);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())

@@ -16,6 +16,8 @@ use crate::process::{print, say};
 use list::{Lists, judge};
 use place::Place;
 
+pub(crate) use list::passing;
+
 /// Options of `cargo xtask suite`.
 #[derive(clap::Args)]
 pub(crate) struct SuiteArgs {
