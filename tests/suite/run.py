@@ -14,11 +14,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 from importlib.machinery import SourceFileLoader
 
 # Seconds that one test may take in a process of its own.
 LIMIT = 180
+# How much a report has of what a failed test and its players wrote, in bytes.
+TAIL = 6000
+# stdout and stderr.
+OUTPUTS = (1, 2)
 # The suite itself ends players that are stuck.
 ENDED_BY_THE_SUITE = signal.SIGTERM
 
@@ -48,10 +53,12 @@ class Result(unittest.TestResult):
         super().__init__()
         self.report = report
         self.outcome = None
+        self.said = None
 
     def startTest(self, test):
         super().startTest(test)
         self.outcome = ("passed", "")
+        self.said = Said()
         PLAYERS.clear()
 
     def stopTest(self, test):
@@ -60,6 +67,9 @@ class Result(unittest.TestResult):
         killed = [-code for code in killed if -code != ENDED_BY_THE_SUITE]
         if killed and self.outcome[0] != "failed":
             self.outcome = ("failed", f"a player was killed by signal {killed[0]}")
+        said = self.said.end()
+        if self.outcome[0] == "failed":
+            self.outcome = ("failed", self.outcome[1] + said)
         write(self.report, test.id(), *self.outcome)
 
     def addError(self, test, err):
@@ -86,6 +96,26 @@ class Result(unittest.TestResult):
     def addUnexpectedSuccess(self, test):
         super().addUnexpectedSuccess(test)
         self.outcome = ("failed", "it passed, though it says that it fails")
+
+
+class Said:
+    """What this process and those that it forks write to stdout and stderr from now on: players tell there why they fail."""
+
+    def __init__(self):
+        self.file = tempfile.TemporaryFile()
+        self.own = [os.dup(fd) for fd in OUTPUTS]
+        for fd in OUTPUTS:
+            os.dup2(self.file.fileno(), fd)
+
+    def end(self):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, own in zip(OUTPUTS, self.own):
+            os.dup2(own, fd)
+            os.close(own)
+        with self.file as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read().decode(errors="replace")
 
 
 # Processes that the running test started.

@@ -46,8 +46,9 @@ const REMOTE_WRITE: u32 = 1 << 1;
 const REMOTE_READ: u32 = 1 << 2;
 const REMOTE_ATOMIC: u32 = 1 << 3;
 
-/// 0.64 ms: how long a peer waits when no receive is posted.
-const MIN_RNR_TIMER: u8 = 12;
+/// Code of 655.36 ms: how long a peer waits when no receive is posted. It is that of Linux's connection manager, by which programs choose
+/// their few retries: after a shorter one, these are used up before a busy machine lets the receiver post.
+const MIN_RNR_TIMER: u8 = 0;
 
 /// The address of a path's far end.
 pub(crate) fn address(path: &ferroce_cm_path) -> ibv_ah_attr {

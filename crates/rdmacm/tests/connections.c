@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -38,11 +39,15 @@ static void *answer(void *listener)
 	CHECK(id->event->param.conn.private_data_len == 56 && !strcmp(id->event->param.conn.private_data, "hello"));
 	struct ibv_mr *mr = rdma_reg_msgs(id, text, sizeof text);
 	CHECK(mr && rdma_post_recv(id, NULL, text, sizeof text, mr) == 0);
-	struct rdma_conn_param param = { .private_data = "welcome", .private_data_len = 8, .responder_resources = 2, .initiator_depth = 2 };
+	struct rdma_conn_param param = { .private_data = "welcome", .private_data_len = 8, .responder_resources = 2, .initiator_depth = 2, .rnr_retry_count = 3 };
 	CHECK(rdma_accept(id, &param) == 0);
 	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(text, "ping"));
 	CHECK(rdma_post_send(id, NULL, "pong", 5, NULL, IBV_SEND_INLINE) == 0);
 	CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	// The peer sends at once, and has three retries. They were used up in 2 ms once.
+	usleep(100000);
+	CHECK(rdma_post_recv(id, NULL, text, sizeof text, mr) == 0);
+	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(text, "late"));
 	rdma_disconnect(id);
 	CHECK(rdma_dereg_mr(mr) == 0);
 	rdma_destroy_ep(id);
@@ -73,6 +78,8 @@ static void synchronous(void)
 	CHECK(rdma_post_send(id, NULL, "ping", 5, NULL, IBV_SEND_INLINE) == 0);
 	CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
 	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(text, "pong"));
+	CHECK(rdma_post_send(id, NULL, "late", 5, NULL, IBV_SEND_INLINE) == 0);
+	CHECK(rdma_get_send_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
 	rdma_disconnect(id);
 	CHECK(pthread_join(thread, NULL) == 0);
 	CHECK(rdma_dereg_mr(mr) == 0);
