@@ -112,12 +112,34 @@ pub mod cq_init {
     /// Byte length, immediate, QP numbers, SLID, SL, path bits.
     pub const WC_STANDARD: u64 = (1 << 7) - 1;
     pub const WC_COMPLETION_TIMESTAMP: u64 = 1 << 7;
+    pub const WC_FLOW_TAG: u64 = 1 << 9;
     pub const WC_COMPLETION_WALLCLOCK: u64 = 1 << 11;
     pub const MASK_FLAGS: u32 = 1 << 0;
     pub const MASK_PD: u32 = 1 << 1;
     pub const SINGLE_THREADED: u32 = 1 << 0;
     pub const IGNORE_OVERRUN: u32 = 1 << 1;
     pub const ATTR_MODERATE: u32 = 1 << 0;
+}
+
+/// `enum ibv_flow_flags`.
+#[allow(missing_docs)]
+pub mod flow {
+    pub const DONT_TRAP: u32 = 1 << 1;
+    pub const EGRESS: u32 = 1 << 2;
+}
+
+/// `enum ibv_flow_spec_type`: those that are available, and the bit for headers inside of a tunnel.
+#[allow(missing_docs)]
+pub mod flow_spec {
+    pub const ETH: u32 = 0x20;
+    pub const IPV4: u32 = 0x30;
+    pub const IPV6: u32 = 0x31;
+    pub const IPV4_EXT: u32 = 0x32;
+    pub const TCP: u32 = 0x40;
+    pub const UDP: u32 = 0x41;
+    pub const INNER: u32 = 0x100;
+    pub const ACTION_TAG: u32 = 0x1000;
+    pub const ACTION_DROP: u32 = 0x1001;
 }
 
 /// `enum ibv_values_mask`.

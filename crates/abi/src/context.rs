@@ -104,12 +104,12 @@ pub struct verbs_context {
             usize,
         ) -> c_int,
     >,
-    pub ibv_destroy_flow: Slot,
+    pub ibv_destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
     /// Carries a copy of `ibv_destroy_flow`: early headers had the slot here (rdma-core pull request 772).
-    pub ABI_placeholder2: Slot,
-    pub ibv_create_flow: Slot,
+    pub ABI_placeholder2: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
+    pub ibv_create_flow: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
     /// Carries a copy of `ibv_create_flow`.
-    pub ABI_placeholder1: Slot,
+    pub ABI_placeholder1: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
     pub open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     pub create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
     pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,

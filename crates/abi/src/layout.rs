@@ -85,3 +85,18 @@ layout!(ibv_dm, 32, context @ 0, memcpy_to_dm @ 8, memcpy_from_dm @ 16, comp_mas
 layout!(ibv_td_init_attr, 4, comp_mask @ 0);
 layout!(ibv_td, 8, context @ 0);
 layout!(ibv_parent_domain_init_attr, 48, pd @ 0, td @ 8, comp_mask @ 16, alloc @ 24, free @ 32, pd_context @ 40);
+
+layout!(ibv_flow_attr, 20, comp_mask @ 0, type_ @ 4, size @ 8, priority @ 10, num_of_specs @ 12, port @ 13, flags @ 16);
+layout!(ibv_flow, 24, comp_mask @ 0, context @ 8, handle @ 16);
+layout!(ibv_flow_spec_hdr, 8, type_ @ 0, size @ 4);
+layout!(ibv_flow_eth_filter, 16, dst_mac @ 0, src_mac @ 6, ether_type @ 12, vlan_tag @ 14);
+layout!(ibv_flow_ipv4_filter, 8, src_ip @ 0, dst_ip @ 4);
+layout!(ibv_flow_ipv4_ext_filter, 12, src_ip @ 0, dst_ip @ 4, proto @ 8, tos @ 9, ttl @ 10, flags @ 11);
+layout!(ibv_flow_ipv6_filter, 40, src_ip @ 0, dst_ip @ 16, flow_label @ 32, next_hdr @ 36, traffic_class @ 37, hop_limit @ 38);
+layout!(ibv_flow_tcp_udp_filter, 4, dst_port @ 0, src_port @ 2);
+layout!(ibv_flow_spec_of<ibv_flow_eth_filter>, 40, type_ @ 0, size @ 4, val @ 6, mask @ 22);
+layout!(ibv_flow_spec_of<ibv_flow_ipv4_filter>, 24, val @ 8, mask @ 16);
+layout!(ibv_flow_spec_of<ibv_flow_ipv4_ext_filter>, 32, val @ 8, mask @ 20);
+layout!(ibv_flow_spec_of<ibv_flow_ipv6_filter>, 88, val @ 8, mask @ 48);
+layout!(ibv_flow_spec_of<ibv_flow_tcp_udp_filter>, 16, val @ 6, mask @ 10);
+layout!(ibv_flow_spec_action_tag, 12, type_ @ 0, size @ 4, tag_id @ 8);

@@ -1,13 +1,14 @@
 //! The objects of verbs that have no wire of their own: memory keys, completion queues and channels, receive queues, asynchronous
-//! events, limits; and the one door to the program's memory.
+//! events, limits, flow steering; and the one door to the program's memory.
 //!
 //! What Linux spreads over `ib_core` and a card's microcode sits here as plain data structures, shared between the program's
-//! threads and the engine's lanes. Nothing here knows packets, sockets or clocks. `unsafe` is confined to [`mem`].
+//! threads and the engine's lanes. But for flow steering, nothing here knows packets, sockets or clocks. `unsafe` is confined to [`mem`].
 
 pub mod channel;
 pub mod cq;
 pub mod error;
 pub mod event;
+pub mod flow;
 pub mod keys;
 pub mod limits;
 pub mod mem;

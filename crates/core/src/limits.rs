@@ -92,6 +92,8 @@ bitflags::bitflags! {
         const MEM_WINDOW = 1 << 17;
         /// Windows of type 2 are bound to a queue pair and checked against its protection domain too.
         const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// Frames are steered to RAW_PACKET queue pairs by flows.
+        const MANAGED_FLOW_STEERING = 1 << 29;
     }
 }
 
@@ -159,7 +161,8 @@ pub const DEVICE_ATTR: DeviceAttr = DeviceAttr {
         .union(DeviceCap::SRQ_RESIZE)
         .union(DeviceCap::XRC)
         .union(DeviceCap::MEM_WINDOW)
-        .union(DeviceCap::MEM_WINDOW_TYPE_2B),
+        .union(DeviceCap::MEM_WINDOW_TYPE_2B)
+        .union(DeviceCap::MANAGED_FLOW_STEERING),
     max_sge: MAX_SGE,
     max_sge_rd: MAX_SGE_RD,
     max_inline_data: MAX_INLINE_DATA,
@@ -178,7 +181,7 @@ pub const DEVICE_ATTR: DeviceAttr = DeviceAttr {
     // They share the table of keys with regions.
     max_mw: MAX_MR,
     max_raw_ipv6_qp: 0,
-    max_raw_ethy_qp: 0,
+    max_raw_ethy_qp: MAX_QP,
     max_mcast_grp: MAX_MCAST_GRP,
     max_mcast_qp_attach: MAX_MCAST_QP_ATTACH,
     max_total_mcast_qp_attach: MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH,

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use ferroce_core::flow::{FlowId, FlowRule};
 use ferroce_core::{AsyncEvent, CoreError, KeyTable};
 use ferroce_link::Link;
 use ferroce_link::ring::WakeSocket;
@@ -19,6 +20,7 @@ use crate::gate::Gate;
 use crate::groups::Group;
 use crate::progress;
 use crate::queue_pair::{QueuePair, QueuePairInit};
+use crate::raw::RawSleep;
 use crate::relay::Relay;
 use crate::rings::{Asked, RingSleep, Rings};
 use crate::run::{LaneState, Turn};
@@ -82,6 +84,8 @@ pub struct Lane {
     sleep_fds: Vec<OwnedFd>,
     /// What sleepers need of the rings.
     rings: Option<Arc<RingSleep>>,
+    /// What sleepers need of RAW_PACKET queue pairs.
+    raw: Arc<RawSleep>,
     /// Which of them are not to be slept on any more, by place.
     hung_up: AtomicU64,
     closed: AtomicBool,
@@ -104,9 +108,10 @@ impl Lane {
     ) -> std::io::Result<Arc<Lane>> {
         let ring_sleep = wake.map(|socket| Arc::new(RingSleep::new(socket)));
         let rings = ring_sleep.clone().map(|sleep| Rings::new(number, sleep));
+        let raw = Arc::new(RawSleep::default());
         let lane = Arc::new(Lane {
             shared: LaneShared { number, keys },
-            state: Gate::new(LaneState::new(link, relay, rings, seed)),
+            state: Gate::new(LaneState::new(link, relay, rings, Arc::clone(&raw), seed)),
             polls: AtomicU64::new(0),
             progress_sleeper: Sleeper::new()?,
             attendant: Sleeper::new()?,
@@ -118,6 +123,7 @@ impl Lane {
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
             rings: ring_sleep,
+            raw,
             hung_up: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
@@ -149,12 +155,10 @@ impl Lane {
     /// Makes a queue pair in RESET.
     ///
     /// # Errors
-    /// ENOMEM: all numbers of the lane are taken.
+    /// ENOMEM: all numbers of the lane are taken. EPERM: frames (RAW_PACKET) are not for this process.
     pub fn create_qp(self: &Arc<Self>, init: QueuePairInit) -> Result<Arc<QueuePair>, CoreError> {
         self.locked(|state| {
-            let slot = state.take_slot().ok_or_else(|| {
-                CoreError::new(libc::ENOMEM, "all queue pair numbers of this process's lane are taken")
-            })?;
+            let slot = state.take_slot(&init)?;
             let qpn = u32::from(self.shared.number) << LANE_SHIFT | u32::from(slot);
             let qp = Arc::new(QueuePair::new(slot, qpn, init, Arc::clone(self)));
             state.insert(Arc::clone(&qp));
@@ -184,6 +188,18 @@ impl Lane {
 
     pub(crate) fn detach(&self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
         self.locked(|state| state.detach(qp, group))
+    }
+
+    pub(crate) fn add_flow(&self, qp: &QueuePair, rule: FlowRule) -> Result<FlowId, CoreError> {
+        let added = self.locked(|state| state.add_flow(qp, rule));
+        // It may be the first: who sleeps does not know its socket yet.
+        self.progress_sleeper.wake();
+        self.attendant.wake();
+        added
+    }
+
+    pub(crate) fn remove_flow(&self, qp: &QueuePair, id: FlowId) -> Result<(), CoreError> {
+        self.locked(|state| state.remove_flow(qp, id))
     }
 
     /// Sees to it that there is a ring to a lane, and waits a moment for the peer to take it. False: packets go over the link.
@@ -394,9 +410,9 @@ impl Lane {
         Some(self.deadline.load(Ordering::SeqCst)).filter(|deadline| *deadline != NEVER)
     }
 
-    /// What becomes readable when the link, the relay or, during a sleep that it knows of, a ring has packets.
+    /// What becomes readable when the link, the relay or, during a sleep that it knows of, a ring has packets, or a device frames.
     pub(crate) fn sleep_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.sleep_fds.iter().map(AsFd::as_fd).chain(self.rings.iter().map(|rings| rings.fd()))
+        self.sleep_fds.iter().map(AsFd::as_fd).chain(self.rings.iter().map(|rings| rings.fd())).chain(self.raw.fd())
     }
 
     pub(crate) fn ring_sleep(&self) -> Option<&RingSleep> {

@@ -16,6 +16,7 @@ mod lane;
 pub mod packets;
 mod progress;
 mod queue_pair;
+mod raw;
 mod relay;
 mod rings;
 mod run;

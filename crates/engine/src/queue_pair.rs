@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use ferroce_core::flow::{FlowId, FlowRule};
 use ferroce_core::{AsyncEvent, AsyncQueue, CoreError, Cq, RecvQueue, Srq, XrcDomain};
 use ferroce_transport::{
     QpAttr, QpAttrMask, QpEvent, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr,
@@ -211,6 +212,7 @@ impl QueuePair {
                 matches!(wr.op, SendOp::Send | SendOp::SendImm { .. } | SendOp::Write { .. } | SendOp::WriteImm { .. })
             }
             QpType::Ud => matches!(wr.op, SendOp::Send | SendOp::SendImm { .. }),
+            QpType::RawPacket => matches!(wr.op, SendOp::Send),
         };
         if !offered {
             return Err(CoreError::new(
@@ -220,6 +222,12 @@ impl QueuePair {
         }
         if self.init.transport.qp_type == QpType::Ud && wr.ud.is_none() {
             return Err(CoreError::new(libc::EINVAL, "wr.ud.ah: a UD request needs an address handle"));
+        }
+        if self.init.transport.qp_type == QpType::RawPacket && wr.flags.contains(SendFlags::IP_CSUM) {
+            return Err(CoreError::new(
+                libc::EINVAL,
+                "send_flags: IBV_SEND_IP_CSUM is not among the device's raw_packet_caps",
+            ));
         }
         let is_of_this_host = matches!(wr.op, SendOp::LocalInv { .. } | SendOp::BindMw(_));
         if self.init.transport.qp_type == QpType::XrcSend && wr.xrc_srqn.is_none() && !is_of_this_host {
@@ -323,6 +331,22 @@ impl QueuePair {
     /// EINVAL: it is destroyed.
     pub fn detach(&self, group: Group) -> Result<(), CoreError> {
         self.lane.detach(self, group)
+    }
+
+    /// Steers frames of its device to it (RAW_PACKET).
+    ///
+    /// # Errors
+    /// EINVAL: it takes no frames, or is destroyed. ENOMEM: the device has too many flows. EPERM: the process may not receive frames any more.
+    pub fn add_flow(&self, rule: FlowRule) -> Result<FlowId, CoreError> {
+        self.lane.add_flow(self, rule)
+    }
+
+    /// Ends that. When it returns, no frame comes by the flow any more.
+    ///
+    /// # Errors
+    /// EINVAL: there is no such flow.
+    pub fn remove_flow(&self, id: FlowId) -> Result<(), CoreError> {
+        self.lane.remove_flow(self, id)
     }
 
     /// Tells one more of asynchronous events.

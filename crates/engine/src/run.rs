@@ -5,9 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ferroce_core::flow::{FlowId, FlowRule};
 use ferroce_core::{AsyncQueue, CoreError, Cq};
 use ferroce_link::{Link, LinkStats, SendError};
-use ferroce_transport::{MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, Train, Window};
+use ferroce_transport::{
+    FrameFate, MemoryError, Nanos, Packet, PathAddr, Qp, QpAttr, QpAttrMask, QpState, QpType, Train, Window,
+};
 use ferroce_wire::{Headers, MULTICAST_QPN, Opcode};
 use smallvec::SmallVec;
 
@@ -17,7 +20,8 @@ use crate::groups::{Group, Groups};
 use crate::host::QpHost;
 use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
 use crate::packets;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, QueuePairInit};
+use crate::raw::{RawPorts, RawSleep};
 use crate::relay::{Relay, Relayed, packet_bytes};
 use crate::rings::{Asked, RingId, Rings};
 use crate::slots::Slots;
@@ -30,6 +34,8 @@ const RECEIVE_BUDGET: usize = 16;
 const RECEIVES_BEFORE_TIMERS: usize = 64;
 /// Trains handed to the link between two looks at the receive side.
 const TRAINS_PER_FLUSH: usize = 16;
+/// Frames that a RAW_PACKET queue pair sends before others come.
+const FRAMES_AT_ONCE: usize = 16;
 /// Flushes in one turn; what is left then waits for the next turn.
 const FLUSHES_PER_TURN: usize = 8;
 
@@ -88,6 +94,8 @@ struct Machines {
     windows: Windows,
     /// Queue pairs that may have something to transmit, in round-robin order.
     active: VecDeque<u16>,
+    /// Of these, those of RAW_PACKET whose turn came.
+    frames: Vec<u16>,
     relay: Option<Box<dyn Relay>>,
     relay_buffer: Vec<u8>,
     groups: Groups,
@@ -140,6 +148,10 @@ pub(crate) struct LaneState {
     /// None: packets to other processes on this host go over the link.
     rings: Option<Rings>,
     machines: Machines,
+    /// Devices whose frames are sent and received.
+    raw: RawPorts,
+    /// A frame that is sent.
+    frame: Vec<u8>,
     /// Trains given to the link since the last flush; their index is the link's cookie.
     sent: Vec<(u16, Train)>,
     /// Payload of a train to this very lane.
@@ -151,6 +163,7 @@ impl LaneState {
         link: Box<dyn Link>,
         relay: Option<Box<dyn Relay>>,
         rings: Option<Rings>,
+        raw: Arc<RawSleep>,
         seed: u64,
     ) -> LaneState {
         let mut table = Vec::new();
@@ -166,6 +179,7 @@ impl LaneState {
                 timers: Timers::default(),
                 windows: Windows::new(),
                 active: VecDeque::new(),
+                frames: Vec::new(),
                 relay,
                 relay_buffer: Vec::new(),
                 groups: Groups::default(),
@@ -175,6 +189,8 @@ impl LaneState {
                 gone: Vec::new(),
                 strays: Strays::default(),
             },
+            raw: RawPorts::new(raw),
+            frame: Vec::new(),
             sent: Vec::new(),
             scratch: vec![0; ferroce_transport::MAX_TRAIN_BYTES as usize],
         }
@@ -192,8 +208,16 @@ impl LaneState {
         queues
     }
 
-    pub(crate) fn take_slot(&mut self) -> Option<u16> {
-        self.machines.slots.take()
+    /// A number for a queue pair, and its entry to the device if it sends and receives frames.
+    pub(crate) fn take_slot(&mut self, init: &QueuePairInit) -> Result<u16, CoreError> {
+        let is_raw = init.transport.qp_type == QpType::RawPacket;
+        if self.machines.slots.is_empty() {
+            return Err(CoreError::new(libc::ENOMEM, "all queue pair numbers of this process's lane are taken"));
+        }
+        if is_raw {
+            self.raw.enter(init.device)?;
+        }
+        Ok(self.machines.slots.take().expect("there is one"))
     }
 
     /// What the queue pairs of each device counted, those that are gone included; by the device's number.
@@ -263,6 +287,9 @@ impl LaneState {
             add_to(&mut self.machines.gone, qp.init.device, &entry.counters);
         }
         self.machines.groups.forget(qp.slot);
+        if qp.init.transport.qp_type == QpType::RawPacket {
+            self.raw.leave(qp.init.device, qp.slot);
+        }
         self.machines.slots.give_back(qp.slot);
     }
 
@@ -288,6 +315,22 @@ impl LaneState {
         self.entry(qp)?;
         self.machines.groups.detach(group, qp.slot);
         Ok(())
+    }
+
+    /// Steers frames to a queue pair.
+    pub(crate) fn add_flow(&mut self, qp: &QueuePair, rule: FlowRule) -> Result<FlowId, CoreError> {
+        self.entry(qp)?;
+        if qp.init.transport.qp_type != QpType::RawPacket {
+            return Err(CoreError::new(libc::EINVAL, "qp: flows are for RAW_PACKET queue pairs"));
+        }
+        self.raw.add_flow(qp.init.device, qp.slot, rule)
+    }
+
+    pub(crate) fn remove_flow(&mut self, qp: &QueuePair, id: FlowId) -> Result<(), CoreError> {
+        if self.raw.remove_flow(qp.init.device, id) {
+            return Ok(());
+        }
+        Err(CoreError::new(libc::EINVAL, "the flow is destroyed already"))
     }
 
     pub(crate) fn modify(
@@ -344,6 +387,7 @@ impl LaneState {
                 break;
             }
             self.transmit(shared, now);
+            self.transmit_frames(shared, now);
             self.flush(shared, now);
         }
         received > 0
@@ -356,6 +400,7 @@ impl LaneState {
         let is_due = self.rings.as_ref().is_none_or(Rings::is_empty)
             || turn.relay && received == 0
             || self.link_watch.is_due(now);
+        let received = received + self.receive_frames(shared);
         if is_due { received + self.receive(shared, now, turn.lazy) } else { received }
     }
 
@@ -376,6 +421,12 @@ impl LaneState {
         });
         self.link_watch.was_read(now, datagrams);
         datagrams
+    }
+
+    /// Takes frames of devices; gives their number.
+    fn receive_frames(&mut self, shared: &LaneShared) -> usize {
+        let machines = &mut self.machines;
+        self.raw.receive(&mut |slot, tag, frame| machines.give_frame(shared, slot, tag, frame))
     }
 
     /// Takes packets from the rings; gives their number.
@@ -416,6 +467,38 @@ impl LaneState {
             let Some((slot, train)) = self.machines.next_train(shared, now) else { return };
             self.send(shared, now, slot, train);
         }
+    }
+
+    /// Sends frames of the RAW_PACKET queue pairs whose turn came.
+    fn transmit_frames(&mut self, shared: &LaneShared, now: Nanos) {
+        for slot in std::mem::take(&mut self.machines.frames) {
+            for _ in 0..FRAMES_AT_ONCE {
+                if !self.transmit_frame(shared, now, slot) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Sends the next frame of a queue pair; false: it has none to send now.
+    fn transmit_frame(&mut self, shared: &LaneShared, now: Nanos, slot: u16) -> bool {
+        let (machines, frame) = (&mut self.machines, &mut self.frame);
+        let polled =
+            machines.with(shared, slot, |machine, host| machine.poll_frame(frame, host).then_some(host.qp.init.device));
+        let Some(device) = polled.flatten() else { return false };
+        let (fate, receivers) = self.raw.send(device, frame, now);
+        machines.with(shared, slot, |machine, host| {
+            if fate == FrameFate::Taken {
+                host.counters.sent(1, frame.len() as u32);
+            }
+            machine.handle_frame_fate(fate, host);
+        });
+        for (slot, tag) in receivers {
+            machines.give_frame(shared, slot, tag, frame);
+        }
+        // It goes on when the others had their turn.
+        machines.activate(slot);
+        true
     }
 
     fn send(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: Train) {
@@ -607,6 +690,14 @@ impl Machines {
         }
     }
 
+    /// Gives a frame to the queue pair of a slot.
+    fn give_frame(&mut self, shared: &LaneShared, slot: u16, tag: u32, frame: &[u8]) {
+        self.with(shared, slot, |machine, host| {
+            host.counters.received(frame.len(), 0);
+            machine.handle_frame(frame, tag, host);
+        });
+    }
+
     fn run_moderation(&mut self, now: Nanos) {
         self.moderated.retain(|cq| {
             cq.on_timer(now);
@@ -650,6 +741,10 @@ impl Machines {
         while let Some(slot) = self.active.pop_front() {
             let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { continue };
             entry.active = false;
+            if entry.qp.init.transport.qp_type == QpType::RawPacket {
+                self.frames.push(slot);
+                continue;
+            }
             let polled = self.with(shared, slot, |machine, host| {
                 let train = machine.poll_transmit(now, host);
                 (train, host.asked)

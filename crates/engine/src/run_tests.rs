@@ -107,7 +107,7 @@ impl Bench {
             device: 2,
         };
         let qp = Arc::new(QueuePair::new(SLOT, QPN, init, lane.expect("a lane")));
-        let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, None, 7);
+        let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, None, Arc::default(), 7);
         state.insert(Arc::clone(&qp));
         let shared = LaneShared { number: LANE, keys };
         let mut bench = Bench { state, shared, wire, qp };

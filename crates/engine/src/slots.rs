@@ -27,6 +27,10 @@ impl Slots {
         self.free.pop_front()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.is_empty()
+    }
+
     pub(crate) fn give_back(&mut self, slot: u16) {
         self.free.push_back(slot);
     }

@@ -209,6 +209,7 @@ fn type_name(qp_type: QpType) -> &'static str {
         QpType::Ud => "UD",
         QpType::XrcSend => "XRC_SEND",
         QpType::XrcRecv => "XRC_RECV",
+        QpType::RawPacket => "RAW_PACKET",
     }
 }
 

@@ -22,6 +22,7 @@ mod qp;
 mod relay;
 mod route;
 mod srq;
+mod steering;
 mod watch;
 mod xrc;
 
@@ -29,7 +30,7 @@ pub use context::{Context, service, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, device_named, device_of, devices};
 pub use error::{Error, Result};
-pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, limits, sync};
+pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, flow, limits, sync};
 pub use ferroce_engine::{Attendance, Counters, QueueCaps};
 pub use ferroce_service::{ServiceError, client::Client, cm};
 pub use ferroce_transport::{
@@ -43,4 +44,5 @@ pub use pair::{ConnectOptions, Endpoint};
 pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
 pub use qp::{InitiatorCreate, Qp, QpCreate, QpModify};
 pub use srq::{Srq, SrqCreate};
+pub use steering::Flow;
 pub use xrc::{Xrcd, XrcdOpen};

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use ferroce_core::flow::FlowAttr;
 use ferroce_core::sync::Mutex;
 use ferroce_core::{EventSource, RecvQueue, limits};
 use ferroce_engine::{Group, QueueCaps, QueuePair, QueuePairInit, RecvSource};
@@ -15,6 +16,7 @@ use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::pd::{AhAttr, Pd};
 use crate::srq::{Srq, check_limit};
+use crate::steering::Flow;
 use crate::xrc::Xrcd;
 
 /// What a queue pair is made with.
@@ -28,7 +30,7 @@ pub struct QpCreate {
     pub srq: Option<Arc<Srq>>,
     /// Sizes asked for; the QP has at least these.
     pub caps: QueueCaps,
-    /// Service type: RC, UC or UD.
+    /// Service type: RC, UC, UD or RAW_PACKET.
     pub qp_type: QpType,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
@@ -70,6 +72,8 @@ pub struct Qp {
     ah: Arc<Mutex<AhAttr>>,
     /// Multicast groups that it is attached to.
     groups: Mutex<BTreeSet<IpAddr>>,
+    /// Flows that steer to it.
+    pub(crate) flows: AtomicU32,
     destroyed: AtomicBool,
 }
 
@@ -120,6 +124,9 @@ impl Qp {
                 libc::EINVAL,
                 "the two ends of XRC are made by Pd::create_initiator and Xrcd::create_target",
             ));
+        }
+        if create.qp_type == QpType::RawPacket && create.srq.is_some() {
+            return Err(Error::new(libc::EOPNOTSUPP, "srq: RAW_PACKET queue pairs have receive queues of their own"));
         }
         check_caps(&create.caps)?;
         check_context(pd, create)?;
@@ -196,6 +203,7 @@ impl Qp {
             cookie,
             ah,
             groups: Mutex::new(BTreeSet::new()),
+            flows: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
         })
     }
@@ -382,11 +390,25 @@ impl Qp {
         Ok(Group { addr, ifindex: self.context.device().ifindex() })
     }
 
+    /// Has frames steered to a RAW_PACKET queue pair: those that match, of what comes in by the device's interface and of what this process
+    /// sends to it.
+    ///
+    /// # Errors
+    /// EINVAL: not a RAW_PACKET queue pair, or specifications that contradict each other. ENOMEM: the device has too many flows. EPERM: no
+    /// CAP_NET_RAW any more.
+    pub fn create_flow(self: &Arc<Self>, attr: &FlowAttr) -> Result<Arc<Flow>> {
+        Flow::create(self, attr)
+    }
+
+    pub(crate) fn pair(&self) -> &Arc<QueuePair> {
+        &self.pair
+    }
+
     /// Ends it. When it returns, no thread touches its memory and queues any more, and no more events come from it. Gives the
     /// number of asynchronous events it handed out.
     ///
     /// # Errors
-    /// EINVAL when it is done already. EBUSY: it is attached to multicast groups.
+    /// EINVAL when it is done already. EBUSY: it is attached to multicast groups, or flows steer to it.
     pub fn destroy(&self) -> Result<u64> {
         if self.context.is_stale() {
             return Ok(0);
@@ -396,6 +418,13 @@ impl Qp {
             return Err(Error::new(
                 libc::EBUSY,
                 format!("the queue pair is attached to multicast group {group}: ibv_detach_mcast it first"),
+            ));
+        }
+        let flows = self.flows.load(Ordering::Relaxed);
+        if flows > 0 {
+            return Err(Error::new(
+                libc::EBUSY,
+                format!("{flows} flows steer to the queue pair: ibv_destroy_flow them first"),
             ));
         }
         if self.destroyed.swap(true, Ordering::AcqRel) {

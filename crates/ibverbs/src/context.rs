@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, mr, mw, post, qp, query, slots, srq, xrc};
+use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, xrc};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -194,10 +194,10 @@ fn dispatch(context: ibv_context) -> verbs_context {
         create_cq_ex: Some(cq_ex::create_cq_ex),
         priv_: ptr::null_mut(),
         query_device_ex: Some(query::query_device_ex),
-        ibv_destroy_flow: slots::status(slots::destroy_flow),
-        ABI_placeholder2: slots::status(slots::destroy_flow),
-        ibv_create_flow: slots::pointer(slots::create_flow),
-        ABI_placeholder1: slots::pointer(slots::create_flow),
+        ibv_destroy_flow: Some(flow::destroy_flow),
+        ABI_placeholder2: Some(flow::destroy_flow),
+        ibv_create_flow: Some(flow::create_flow),
+        ABI_placeholder1: Some(flow::create_flow),
         open_qp: Some(xrc::open_qp),
         create_qp_ex: Some(qp::create_qp_ex),
         get_srq_num: Some(xrc::get_srq_num),

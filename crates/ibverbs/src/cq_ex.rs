@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 use std::ptr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ferroce::Completion;
+use ferroce::{Completion, WcFlags};
 use parking_lot::lock_api::RawMutex as _;
 
 use crate::abi::{
@@ -119,10 +119,10 @@ slot! {
             let timestamps = (*attr).wc_flags & TIMESTAMPS != 0;
             ((*attr).wc_flags, (*attr).flags, CqCreate { cqe, cq_context, channel, comp_vector, timestamps })
         };
-        let unknown = wc_flags & !(cq_init::WC_STANDARD | TIMESTAMPS);
+        let unknown = wc_flags & !(cq_init::WC_STANDARD | cq_init::WC_FLOW_TAG | TIMESTAMPS);
         if unknown != 0 {
             return Err(Refusal::unsupported(format!(
-                "wc_flags {unknown:#x}: VLAN, flow tags and tag matching are not available"
+                "wc_flags {unknown:#x}: VLAN tags and tag matching are not available"
             )));
         }
         if mask & cq_init::MASK_FLAGS != 0 && flags & !cq_init::SINGLE_THREADED != 0 {
@@ -239,15 +239,18 @@ slot! {
 
     /// `ibv_wc_read_cvlan`: not granted at creation, so nobody may ask.
     fn read_cvlan as "ibv_wc_read_cvlan" (_cq: *mut ibv_cq_ex) -> Plain<u16> {
-        Err(Refusal::unsupported("VLAN tags need raw packet queue pairs"))
+        Err(Refusal::unsupported("VLAN tags stay in the frames: there is no stripping"))
     }
 
-    /// `ibv_wc_read_flow_tag`: likewise.
-    fn read_flow_tag as "ibv_wc_read_flow_tag" (_cq: *mut ibv_cq_ex) -> Plain<u32> {
-        Err(Refusal::unsupported("flow tags need raw packet queue pairs"))
+    /// `ibv_wc_read_flow_tag`: of the flow that brought the frame; 0 if it has none, or it was no frame.
+    fn read_flow_tag as "ibv_wc_read_flow_tag" (cq: *mut ibv_cq_ex) -> Plain<u32> {
+        // SAFETY: by the contract of the verb.
+        let completion = unsafe { current(cq) }?;
+        let is_something_else = completion.flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV);
+        Ok(if is_something_else { 0 } else { completion.imm })
     }
 
-    /// `ibv_wc_read_tm_info`: likewise; the structure is cleared.
+    /// `ibv_wc_read_tm_info`: not granted at creation; the structure is cleared.
     fn read_tm_info as "ibv_wc_read_tm_info" (_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) -> Void {
         if !info.is_null() {
             // SAFETY: not NULL, so it points to a structure of the caller.

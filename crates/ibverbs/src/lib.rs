@@ -33,6 +33,7 @@ pub mod device;
 pub mod dm;
 pub mod domain;
 mod events;
+mod flow;
 mod handle;
 pub mod kern;
 mod logging;

@@ -43,7 +43,7 @@ pub(crate) unsafe fn binding(
     if window.mw.kind() != kind {
         return Err(Refusal::invalid("ibv_bind_mw binds windows of type 1, work requests those of type 2"));
     }
-    if object.qp.qp_type() == QpType::Ud {
+    if matches!(object.qp.qp_type(), QpType::Ud | QpType::RawPacket) {
         return Err(Refusal::invalid("memory windows are bound on RC and UC queue pairs"));
     }
     if (rkey ^ window.mw.first_rkey()) & !KEY_PART != 0 {

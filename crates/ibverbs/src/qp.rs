@@ -37,6 +37,11 @@ pub struct QpObject {
 handle!(QpObject, ibv_qp, "qp");
 
 impl QpObject {
+    /// The context that it was made in.
+    pub(crate) fn context(&self) -> &ContextRef {
+        &self.context
+    }
+
     /// Shows the state to programs that read the field.
     fn show_state(&self, state: QpState) {
         // SAFETY: the field is written here only; programs read it after calls that changed it.
@@ -50,7 +55,7 @@ fn qp_type(number: u32) -> Verb<QpType> {
         2 => Ok(QpType::Rc),
         3 => Ok(QpType::Uc),
         4 => Ok(QpType::Ud),
-        8 => Err(Refusal::unsupported("qp_type IBV_QPT_RAW_PACKET: raw packets are not available; use RC, UC or UD")),
+        8 => Ok(QpType::RawPacket),
         9 => Ok(QpType::XrcSend),
         10 => Ok(QpType::XrcRecv),
         0xff => Err(Refusal::unsupported("qp_type IBV_QPT_DRIVER: vendor queue pairs need the vendor's card")),
@@ -191,6 +196,7 @@ fn check_ops(qp_type: QpType, ops: u64) -> Verb<()> {
         QpType::Uc => UNRELIABLE,
         QpType::Rc | QpType::XrcSend => RELIABLE,
         QpType::XrcRecv => 0,
+        QpType::RawPacket => send_ops::SEND,
     };
     let missing = ops & !offered;
     if missing != 0 {
@@ -518,12 +524,15 @@ mod tests {
         assert!(check_ops(QpType::Uc, send_ops::RDMA_READ).is_err());
         assert!(check_ops(QpType::Rc, send_ops::ATOMIC_FETCH_AND_ADD).is_ok());
         assert!(check_ops(QpType::Rc, send_ops::TSO).is_err());
+        assert!(check_ops(QpType::RawPacket, send_ops::SEND).is_ok());
+        assert!(check_ops(QpType::RawPacket, send_ops::SEND_WITH_IMM).is_err());
     }
 
     #[test]
     fn types_and_states() {
         assert_eq!(qp_type(2).unwrap(), QpType::Rc);
-        assert_eq!(qp_type(8).unwrap_err().errno(), libc::EOPNOTSUPP);
+        assert_eq!(qp_type(8).unwrap(), QpType::RawPacket);
+        assert_eq!(qp_type(0xff).unwrap_err().errno(), libc::EOPNOTSUPP);
         assert_eq!(qp_type(77).unwrap_err().errno(), libc::EINVAL);
         assert_eq!(qp_state(6), Some(QpState::Err));
         assert_eq!(qp_state(7), None);

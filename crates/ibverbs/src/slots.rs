@@ -51,8 +51,6 @@ refusing! {
     destroy_wq as "ibv_destroy_wq" -> Status: "work queues need raw packet queue pairs";
     modify_wq as "ibv_modify_wq" -> Status: "work queues need raw packet queue pairs";
     create_wq as "ibv_create_wq" -> Pointer<c_void>: "work queues need raw packet queue pairs";
-    destroy_flow as "ibv_destroy_flow" -> Status: "flow steering needs raw packet queue pairs";
-    create_flow as "ibv_create_flow" -> Pointer<c_void>: "flow steering needs raw packet queue pairs";
 }
 
 slot! {

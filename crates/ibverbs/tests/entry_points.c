@@ -301,7 +301,6 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	struct ibv_wq wq = { .context = context };
 	struct ibv_rwq_ind_table_init_attr table_attr = { 0 };
 	struct ibv_rwq_ind_table table = { .context = context };
-	struct ibv_flow_attr flow_attr = { 0 };
 	struct ibv_flow flow = { .context = context };
 	struct ibv_flow_action action = { .context = context };
 	struct ibv_counters_init_attr counters_attr = { 0 };
@@ -319,8 +318,6 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	STATUS(ibv_destroy_wq(&wq), EOPNOTSUPP);
 	NUL(ibv_create_rwq_ind_table(context, &table_attr), EOPNOTSUPP);
 	STATUS(ibv_destroy_rwq_ind_table(&table), EOPNOTSUPP);
-	NUL(ibv_create_flow(qp, &flow_attr), EOPNOTSUPP);
-	STATUS(ibv_destroy_flow(&flow), EOPNOTSUPP);
 	NUL(ibv_create_flow_action_esp(context, NULL), EOPNOTSUPP);
 	STATUS(ibv_modify_flow_action_esp(&action, NULL), EOPNOTSUPP);
 	STATUS(ibv_destroy_flow_action(&action), EOPNOTSUPP);
@@ -779,6 +776,23 @@ static void posting(struct ibv_qp *qp)
 	STATUS(ibv_post_send(qp, &send, &bad_send), EOPNOTSUPP);
 }
 
+static void flows(struct ibv_qp *qp)
+{
+	struct ibv_flow_attr attr = { 0 };
+
+	NUL(ibv_create_flow(qp, NULL), EINVAL);
+	NUL(ibv_create_flow(qp, &attr), EINVAL);
+	attr.port = 1;
+	attr.flags = ~0u;
+	NUL(ibv_create_flow(qp, &attr), EOPNOTSUPP);
+	attr.flags = 0;
+	attr.type = 77;
+	NUL(ibv_create_flow(qp, &attr), EINVAL);
+	/* Only queue pairs that take frames have flows. */
+	attr.type = IBV_FLOW_ATTR_NORMAL;
+	NUL(ibv_create_flow(qp, &attr), EINVAL);
+}
+
 static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 {
 	struct ibv_qp_init_attr init = {
@@ -797,7 +811,7 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	init = asked;
 	init.qp_type = 77;
 	NUL(ibv_create_qp(pd, &init), EINVAL);
-	init.qp_type = IBV_QPT_RAW_PACKET;
+	init.qp_type = IBV_QPT_DRIVER;
 	NUL(ibv_create_qp(pd, &init), EOPNOTSUPP);
 	init = asked;
 	init.cap.max_send_wr = ~0u;
@@ -836,6 +850,7 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	posting(qp);
 	missing_verbs(pd->context, pd, cq, qp, &(struct ibv_srq){ .context = pd->context });
 	xrc(pd->context, pd, cq);
+	flows(qp);
 	attr.qp_state = IBV_QPS_ERR;
 	STATUS(ibv_modify_qp(qp, &attr, IBV_QP_STATE), EINVAL);
 	TRUE(qp->state == IBV_QPS_RESET);

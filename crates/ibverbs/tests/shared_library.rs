@@ -153,6 +153,13 @@ fn extended_verbs_and_events_between_two_queue_pairs() {
 }
 
 #[test]
+fn frames_go_between_interfaces_and_are_steered_by_flows() {
+    let output = run(&compile("raw.c", "raw"), &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output), "good\n");
+}
+
+#[test]
 fn a_fork_in_the_middle_of_an_open_leaves_the_child_free_to_open_anew() {
     let record = installation().lib.path().join("refusals of forks");
     let output = run(&compile("forks.c", "forks"), &[("FERROCE_REFUSAL", record.to_str().expect("a plain path"))]);

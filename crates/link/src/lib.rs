@@ -3,7 +3,8 @@
 //!
 //! A link owns what is below the BTH: sockets, IP and UDP facts, the ICRC, the cut of a train into datagrams. It knows nothing
 //! of queue pairs, PSN order or completions. Between lanes of one host packets also go through memory that both map: [`ring`].
-//! `unsafe` lives only in `udp/sys.rs`, `ring/shared.rs` and `sched.rs`.
+//! Frames of RAW_PACKET queue pairs go another way: [`raw`]. `unsafe` lives only in `udp/sys.rs`, `ring/shared.rs`, `raw/sys.rs` and
+//! `sched.rs`.
 //!
 //! # When memory is read
 //! [`Link::send`] reads the memory of a train at once. A link may read it again until [`Link::flush`] returns, so a caller that
@@ -17,6 +18,7 @@ use ferroce_wire::{Headers, NetHeader};
 pub mod fault;
 mod payload;
 pub mod pcap;
+pub mod raw;
 pub mod ring;
 pub mod sched;
 mod stats;

@@ -17,6 +17,9 @@ pub(crate) const CLASS_UD: u8 = 0x60;
 /// Extended reliable connection.
 pub(crate) const CLASS_XRC: u8 = 0xa0;
 
+/// No opcode is of this class: RAW_PACKET has none.
+const CLASS_NONE: u8 = 0xff;
+
 /// The class of a service type's packets.
 pub(crate) fn class(qp_type: QpType) -> u8 {
     match qp_type {
@@ -24,6 +27,7 @@ pub(crate) fn class(qp_type: QpType) -> u8 {
         QpType::Uc => CLASS_UC,
         QpType::Ud => CLASS_UD,
         QpType::XrcSend | QpType::XrcRecv => CLASS_XRC,
+        QpType::RawPacket => CLASS_NONE,
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `requester` | RC, XRC initiators: requests out, answers in, what is sent again |
 //! | `responder` | RC, XRC targets: requests in, answers out |
 //! | `send_once`, `uc`, `ud` | the sender of UC and UD, and their receivers |
+//! | `raw` | RAW_PACKET: frames that go out and come in as they are |
 //! | `flow` | UC and UD between two Ferroce ends: who sends waits for the receive buffer of the other |
 //! | `wqe`, `receive` | a send request and its packets; a receive request that is being filled |
 //! | `recovery`, `timer`, [`cc`] | when to send again and when to give up; timers; windows |
@@ -36,7 +37,7 @@
 //! - **UC**: a broken message is forgotten and its receive used for the next one. Writes that are refused are dropped; a message too
 //!   long for its receive is the receiver's error.
 //! - **UD**: a datagram above the MTU is a local length error; one that finds no receive, or too small a one, is dropped, and the
-//!   receive stays for the next.
+//!   receive stays for the next. So does one that finds a frame too long for it (RAW_PACKET; some cards end the queue pair).
 //! - **FLUSH and ATOMIC WRITE** (IBA annex A19) are answered by a READ response without bytes, as kernel rxe has it, and count among READs
 //!   and atomics. A key that grants no persistence refuses a FLUSH to it.
 
@@ -48,6 +49,7 @@ mod decode;
 mod flow;
 mod qp;
 mod qp_state;
+mod raw;
 mod receive;
 mod recovery;
 mod requester;
@@ -65,6 +67,7 @@ mod wqe;
 pub use host::*;
 pub use qp::Qp;
 pub use qp_state::{MAX_RD_ATOMIC, ModifyError};
+pub use raw::{FrameFate, MAX_FRAME, MIN_FRAME};
 pub use timer::Nanos;
 pub use verbs::*;
 

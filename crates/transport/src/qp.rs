@@ -8,6 +8,7 @@ use crate::decode::{CLASS_MASK, class};
 use crate::flow::{Answers, Key};
 use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
 use crate::qp_state::{self, ModifyError};
+use crate::raw::{FrameFate, RawFrames};
 use crate::receive;
 use crate::requester::Requester;
 use crate::responder::Responder;
@@ -65,6 +66,7 @@ enum Machines {
         sender: SendOnce,
         receiver: UdReceiver,
     },
+    Raw(RawFrames),
 }
 
 impl Machines {
@@ -75,6 +77,7 @@ impl Machines {
             }
             QpType::Uc => Machines::Uc { sender: SendOnce::new(), receiver: UcReceiver::new() },
             QpType::Ud => Machines::Ud { sender: SendOnce::new(), receiver: UdReceiver::default() },
+            QpType::RawPacket => Machines::Raw(RawFrames::default()),
         }
     }
 }
@@ -138,6 +141,7 @@ impl Qp {
                 (attr.sq_psn, attr.rq_psn) = (sender.new_psn(), receiver.expected_psn());
             }
             Machines::Ud { sender, .. } => attr.sq_psn = sender.new_psn(),
+            Machines::Raw(_) => {}
         }
         attr
     }
@@ -146,7 +150,7 @@ impl Qp {
     pub fn send_standing(&self) -> Option<SendStanding> {
         match &self.machines {
             Machines::Rc { requester, .. } => Some(requester.standing()),
-            Machines::Uc { .. } | Machines::Ud { .. } => None,
+            Machines::Uc { .. } | Machines::Ud { .. } | Machines::Raw(_) => None,
         }
     }
 
@@ -192,7 +196,7 @@ impl Qp {
                 match &mut self.machines {
                     Machines::Rc { responder, .. } => responder.start(psn),
                     Machines::Uc { receiver, .. } => receiver.start(psn),
-                    Machines::Ud { .. } => {}
+                    Machines::Ud { .. } | Machines::Raw(_) => {}
                 }
             }
             QpState::Rts => {
@@ -203,6 +207,7 @@ impl Qp {
                     match &mut self.machines {
                         Machines::Rc { requester, .. } => requester.start(psn),
                         Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.start(psn),
+                        Machines::Raw(_) => {}
                     }
                 }
             }
@@ -227,6 +232,7 @@ impl Qp {
         match &mut self.machines {
             Machines::Rc { requester, .. } => requester.post(wr),
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.post(wr),
+            Machines::Raw(frames) => frames.post(wr),
         }
     }
 
@@ -267,6 +273,43 @@ impl Qp {
                 receiver.handle_packet(conn, packet, host)
             }
             Machines::Ud { receiver, .. } => receiver.handle_packet(conn, packet, host),
+            // None was admitted.
+            Machines::Raw(_) => Ok(()),
+        };
+        self.settle(outcome, host);
+    }
+
+    /// RAW_PACKET: puts the frame that is to go out next into `frame`; false: there is none now. Its fate is told to
+    /// [`handle_frame_fate`](Qp::handle_frame_fate) before anything else is asked of the queue pair.
+    pub fn poll_frame(&mut self, frame: &mut Vec<u8>, host: &mut impl Host) -> bool {
+        let conn = conn!(self);
+        let Machines::Raw(frames) = &mut self.machines else { return false };
+        let polled = frames.poll(conn, frame, host);
+        self.settle(polled.map(drop), host);
+        polled == Ok(true)
+    }
+
+    /// RAW_PACKET: what became of the frame that [`poll_frame`](Qp::poll_frame) gave.
+    pub fn handle_frame_fate(&mut self, fate: FrameFate, host: &mut impl Host) {
+        let conn = conn!(self);
+        let Machines::Raw(frames) = &mut self.machines else { return };
+        let outcome = frames.handle_fate(fate, conn, host);
+        self.settle(outcome, host);
+    }
+
+    /// RAW_PACKET: a frame that was steered to this queue pair, with the tag of its rule (0: none).
+    pub fn handle_frame(&mut self, frame: &[u8], tag: u32, host: &mut impl Host) {
+        if matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err) {
+            host.drop_packet(Drop::QpState);
+            return;
+        }
+        let conn = conn!(self);
+        let outcome = match &mut self.machines {
+            Machines::Raw(frames) => frames.handle_frame(conn, frame, tag, host),
+            Machines::Rc { .. } | Machines::Uc { .. } | Machines::Ud { .. } => {
+                host.drop_packet(Drop::WrongTransport);
+                Ok(())
+            }
         };
         self.settle(outcome, host);
     }
@@ -287,6 +330,10 @@ impl Qp {
             return Err(Drop::Cnp);
         }
         let qp_type = self.init.qp_type;
+        // It takes frames, which come another way.
+        if qp_type == QpType::RawPacket {
+            return Err(Drop::WrongTransport);
+        }
         let flow = bth.opcode == Opcode::FERROCE_FLOW && !qp_type.is_reliable();
         if bth.opcode.0 & CLASS_MASK != class(qp_type) && !flow {
             return Err(Drop::WrongTransport);
@@ -319,7 +366,7 @@ impl Qp {
             (FlowKind::Answer { missing }, Machines::Uc { sender, .. } | Machines::Ud { sender, .. }) => {
                 return sender.answered(now, Key::new(packet.net.src, flow.src_qp), psn, missing, host);
             }
-            (_, Machines::Rc { .. }) => return Err(Drop::WrongTransport),
+            (_, Machines::Rc { .. } | Machines::Raw(_)) => return Err(Drop::WrongTransport),
         }
         Ok(())
     }
@@ -336,6 +383,7 @@ impl Qp {
                 self.settle(outcome, host);
             }
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.handle_timeout(now, host),
+            Machines::Raw(frames) => frames.handle_timeout(now),
         }
     }
 
@@ -357,6 +405,8 @@ impl Qp {
             (Machines::Uc { sender, .. } | Machines::Ud { sender, .. }, _) => {
                 sender.handle_transmit_fault(train, error, conn, host)
             }
+            // It sends no trains.
+            (Machines::Raw(_), _) => Ok(()),
         };
         self.settle(outcome, host);
     }
@@ -377,6 +427,8 @@ impl Qp {
                 Machines::Ud { sender, receiver } => {
                     poll_once(now, sender, &mut receiver.answers, conn, host, &mut out)
                 }
+                // Its frames are asked for by `poll_frame`.
+                Machines::Raw(_) => Ok(()),
             };
             // If a machine stopped, the other may still have something to say.
             let again = polled.is_err();
@@ -392,6 +444,7 @@ impl Qp {
         match &self.machines {
             Machines::Rc { requester, .. } => requester.next_timeout(),
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.next_timeout(),
+            Machines::Raw(frames) => frames.next_timeout(),
         }
     }
 
@@ -404,6 +457,7 @@ impl Qp {
                 responder.assert_invariants(&self.attr);
             }
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.assert_invariants(),
+            Machines::Raw(_) => {}
         }
     }
 
@@ -436,6 +490,7 @@ impl Qp {
             && match &self.machines {
                 Machines::Rc { requester, .. } => requester.is_drained(),
                 Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.is_drained(),
+                Machines::Raw(frames) => frames.is_drained(),
             }
     }
 
@@ -459,6 +514,7 @@ impl Qp {
                 sender.flush(conn, host);
                 receiver.flush(conn, host);
             }
+            Machines::Raw(frames) => frames.flush(conn, host),
         }
         self.flush_recv(host);
         if self.init.has_srq {
@@ -472,6 +528,7 @@ impl Qp {
         let conn = conn!(self);
         match &mut self.machines {
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.flush(conn, host),
+            Machines::Raw(frames) => frames.flush_sends(conn, host),
             Machines::Rc { .. } => unreachable!("RC has no SQE"),
         }
     }
@@ -481,6 +538,7 @@ impl Qp {
         match &mut self.machines {
             Machines::Rc { requester, .. } => requester.reset(host),
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.reset(host),
+            Machines::Raw(frames) => frames.reset(host),
         }
         if !self.init.has_srq {
             while host.pop_recv().is_some() {}

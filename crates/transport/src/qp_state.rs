@@ -37,6 +37,11 @@ impl Masks {
         let (required, unneeded) = (self.required.difference(mask), self.required.intersection(mask));
         Masks { required, optional: self.optional.union(unneeded) }
     }
+
+    /// Others than those of `mask` do not exist.
+    fn only(self, mask: M) -> Masks {
+        Masks { required: self.required.intersection(mask), optional: self.optional.intersection(mask) }
+    }
 }
 
 /// One line of the table.
@@ -167,6 +172,7 @@ fn find(from: QpState, to: QpState, qp_type: QpType) -> Option<Masks> {
         QpType::Ud => found.ud,
         QpType::XrcSend => found.rc.map(|masks| masks.without(RESPONDER)),
         QpType::XrcRecv => found.rc.map(|masks| masks.without(REQUESTER)),
+        QpType::RawPacket => found.ud.map(|masks| masks.only(FRAMES)),
     }
 }
 
@@ -174,6 +180,9 @@ fn find(from: QpState, to: QpState, qp_type: QpType) -> Option<Masks> {
 const RESPONDER: M = set(&[M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
 /// What only a requester needs: to an XRC target it means nothing. (Nor do the timeout and the first PSN, which it must have.)
 const REQUESTER: M = set(&[M::RETRY_CNT, M::RNR_RETRY, M::MAX_QP_RD_ATOMIC]);
+
+/// What a RAW_PACKET queue pair has of a datagram's attributes: frames know neither P_Key nor Q_Key nor PSN.
+const FRAMES: M = set(&[M::PORT, M::CUR_STATE, M::EN_SQD_ASYNC_NOTIFY]);
 
 /// Names of attributes and of their mask bits. The order is that in which a missing one is reported.
 const NAMES: &[(M, &str, &str)] = &[
@@ -229,6 +238,7 @@ fn type_name(qp_type: QpType) -> &'static str {
         QpType::Ud => "UD",
         QpType::XrcSend => "XRC_SEND",
         QpType::XrcRecv => "XRC_RECV",
+        QpType::RawPacket => "RAW_PACKET",
     }
 }
 

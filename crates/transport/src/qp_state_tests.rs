@@ -6,7 +6,7 @@ use super::*;
 use crate::verbs::PathAddr;
 
 const STATES: [QpState; 7] = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
-const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
+const TYPES: [QpType; 6] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv, QpType::RawPacket];
 
 fn init(qp_type: QpType) -> QpInit {
     QpInit { qpn: 1, qp_type, pd: 1, has_srq: false, max_send_wr: 1 }

@@ -1,4 +1,4 @@
-//! A receive request that a message is being put into. RC, UC and UD share this.
+//! A receive request that a message is being put into. All service types share this.
 
 use crate::host::{Host, Memory, MemoryError};
 use crate::verbs::{Completion, QpInit, RecvWr, WcFlags, WcOpcode, WcStatus};
@@ -22,6 +22,8 @@ pub(crate) struct Extras {
     pub(crate) grh: bool,
     /// [`Completion::sl`].
     pub(crate) sl: u8,
+    /// Tag of the rule that steered it here (RAW_PACKET).
+    pub(crate) flow_tag: u32,
 }
 
 impl Receive {
@@ -74,7 +76,7 @@ fn complete(wr_id: u64, opcode: WcOpcode, byte_len: u32, init: &QpInit, extras: 
         status: WcStatus::Success,
         opcode,
         byte_len,
-        imm: extras.imm.or(extras.invalidated).unwrap_or(0),
+        imm: extras.imm.or(extras.invalidated).unwrap_or(extras.flow_tag),
         qp_num: init.qpn,
         src_qp: extras.src_qp,
         flags,

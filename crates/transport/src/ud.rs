@@ -57,6 +57,7 @@ impl UdReceiver {
             src_qp: deth.src_qp,
             grh: true,
             sl: packet_kind(&grh),
+            flow_tag: 0,
         };
         receive.complete(conn.init, extras, host);
         Ok(())

@@ -73,6 +73,8 @@ pub enum QpType {
     Rc = 2,
     Uc = 3,
     Ud = 4,
+    /// Whole Ethernet frames; what comes in is chosen by flow steering.
+    RawPacket = 8,
     /// The initiator of an XRC connection: it requests, and receives nothing but answers (IBA annex A14).
     XrcSend = 9,
     /// The target of an XRC connection: it answers. Each request names the shared receive queue that it is for.
@@ -163,7 +165,8 @@ pub struct Completion {
     pub opcode: WcOpcode,
     /// Bytes received, READ or returned (atomics: 8). For UD this includes the 40 bytes of GRH area.
     pub byte_len: u32,
-    /// Immediate (as a number; big-endian on the wire) or invalidated rkey, per `flags`.
+    /// Immediate (as a number; big-endian on the wire) or invalidated rkey, per `flags`; with neither: the tag of the flow that brought the
+    /// frame (RAW_PACKET), 0 if it has none.
     pub imm: u32,
     /// The local queue pair.
     pub qp_num: u32,

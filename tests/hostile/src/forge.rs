@@ -182,7 +182,7 @@ impl Forge {
         let class = match aim.qp_type {
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => Opcode::RC_SEND_FIRST.0,
             QpType::Uc => Opcode::UC_SEND_FIRST.0,
-            QpType::Ud => return self.single(source, aim, zones),
+            QpType::Ud | QpType::RawPacket => return self.single(source, aim, zones),
         };
         let count = 2 + source.below((8192 / aim.mtu).clamp(1, 4));
         let last = 1 + source.below(aim.mtu);
@@ -444,7 +444,7 @@ fn request(source: &mut impl Source, aim: &Aim, zones: &[Zone], psn: Psn) -> Dra
             Opcode::UC_WRITE_ONLY,
             Opcode::UC_WRITE_ONLY_IMM,
         ]),
-        QpType::Ud => source.pick(&[Opcode::UD_SEND_ONLY, Opcode::UD_SEND_ONLY_IMM]),
+        QpType::Ud | QpType::RawPacket => source.pick(&[Opcode::UD_SEND_ONLY, Opcode::UD_SEND_ONLY_IMM]),
     };
     let carries = opcode.layout().is_some_and(|layout| layout.payload);
     let len = match source.below(8) {

@@ -273,6 +273,7 @@ impl Machine {
             ),
             QpType::Uc => (QpAttrMask::ACCESS_FLAGS, connected, QpAttrMask::empty()),
             QpType::Ud => (QpAttrMask::QKEY, QpAttrMask::empty(), QpAttrMask::empty()),
+            QpType::RawPacket => unreachable!("no packet is for a queue pair of frames, see `KINDS`"),
         };
         let steps = [
             (QpState::Init, init | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT),

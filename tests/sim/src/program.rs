@@ -485,6 +485,7 @@ impl World {
             QpType::XrcRecv => (connected | responder, QpAttrMask::TIMEOUT),
             QpType::Uc => (connected, QpAttrMask::empty()),
             QpType::Ud => (QpAttrMask::empty(), QpAttrMask::empty()),
+            QpType::RawPacket => unreachable!("frames have no protocol to simulate"),
         };
         let attr = QpAttr {
             state: QpState::Rtr,

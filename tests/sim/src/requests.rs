@@ -148,6 +148,7 @@ impl World {
             QpType::Uc => &[0, 1, 3, 4],
             QpType::Ud => &[0, 1],
             QpType::XrcRecv => unreachable!("a target requests nothing"),
+            QpType::RawPacket => unreachable!("frames have no protocol to simulate"),
         };
         let mut weights = [0; OPS];
         for &op in usable {

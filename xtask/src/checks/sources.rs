@@ -13,6 +13,7 @@ use super::{Finding, Tree};
 pub(crate) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/core/src/mem", "reads and writes the program's memory at addresses that a key vouches for"),
     ("crates/link/src/udp/sys.rs", "sendmmsg and recvmmsg with gather lists and control messages"),
+    ("crates/link/src/raw/sys.rs", "packet sockets: addresses of interfaces, VLAN tags as control messages"),
     ("crates/link/src/ring/shared.rs", "memory shared with other processes, and the wake-up of a sleeping one"),
     ("crates/link/src/sched.rs", "sched_setattr, which has no safe wrapper"),
     ("crates/service/src/sys.rs", "descriptor passing, namespaces, socket options without a safe wrapper"),

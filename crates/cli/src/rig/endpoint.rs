@@ -216,7 +216,9 @@ impl Endpoint {
             ),
             QpType::Uc => (M::ACCESS_FLAGS, connected, M::SQ_PSN),
             QpType::Ud => (M::QKEY, M::empty(), M::SQ_PSN),
-            QpType::XrcSend | QpType::XrcRecv => unreachable!("the rig makes no queue pairs of XRC"),
+            QpType::XrcSend | QpType::XrcRecv | QpType::RawPacket => {
+                unreachable!("the rig makes no queue pairs of XRC, and none of frames")
+            }
         };
         qp.modify(&change, M::STATE | M::PKEY_INDEX | M::PORT | init)?;
         change.attr.state = QpState::Rtr;

@@ -27,7 +27,7 @@ mod queue;
 mod recv;
 mod send;
 mod sum;
-mod sys;
+pub(crate) mod sys;
 
 pub use probe::Capabilities;
 pub use recv::ingest;

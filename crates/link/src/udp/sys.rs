@@ -1,5 +1,5 @@
-//! The system calls of the UDP link: sockets, options, `sendmmsg` and `recvmmsg`. With `ring/shared.rs` and `sched.rs` the only
-//! `unsafe` of this crate.
+//! The system calls of the UDP link: sockets, options, `sendmmsg` and `recvmmsg`. With `ring/shared.rs`, `raw/sys.rs` and
+//! `sched.rs` the only `unsafe` of this crate.
 //!
 //! Those two are called past the C library: its functions are cancellation points, and a thread of the program's that is cancelled in
 //! them would end while it holds the lane. (They also cost less.)
@@ -51,7 +51,7 @@ pub(super) fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 }
 
 /// Sets an option that is an `int`.
-pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the system reads `size_of::<c_int>()` bytes of `value`, which lives across the call.
     check(unsafe {
         libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const value).cast(), size_of::<c_int>() as socklen_t)
@@ -75,14 +75,14 @@ pub(super) const IPV6_FLOWINFO_SEND: c_int = 33;
 
 /// One of a socket's two buffers.
 #[derive(Clone, Copy)]
-pub(super) enum Buffer {
+pub(crate) enum Buffer {
     Send,
     Receive,
 }
 
 /// Asks for a buffer of `bytes`, past the system's limit if the process may; tells what the socket has now, bookkeeping
 /// included (the system doubles what is asked for). Never makes it smaller.
-pub(super) fn grow_buffer(fd: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> usize {
+pub(crate) fn grow_buffer(fd: BorrowedFd<'_>, buffer: Buffer, bytes: usize) -> usize {
     let force = match buffer {
         Buffer::Send => libc::SO_SNDBUFFORCE,
         Buffer::Receive => libc::SO_RCVBUFFORCE,

@@ -491,5 +491,6 @@ fn extras(conn: Conn<'_>, packet: &Packet<'_>) -> Extras {
         src_qp: conn.attr.dest_qpn,
         grh: false,
         sl: 0,
+        flow_tag: 0,
     }
 }

@@ -292,8 +292,12 @@ impl Pair {
 
     /// RESET to INIT.
     pub fn init(&mut self, who: Who, setup: &Setup) {
-        let key = if setup.qp_type == QpType::Ud { QpAttrMask::QKEY } else { QpAttrMask::ACCESS_FLAGS };
-        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | key;
+        let more = match setup.qp_type {
+            QpType::RawPacket => QpAttrMask::empty(),
+            QpType::Ud => QpAttrMask::PKEY_INDEX | QpAttrMask::QKEY,
+            _ => QpAttrMask::PKEY_INDEX | QpAttrMask::ACCESS_FLAGS,
+        };
+        let mask = QpAttrMask::STATE | QpAttrMask::PORT | more;
         self.modify(who, &QpAttr { state: QpState::Init, ..setup.attr.clone() }, mask);
     }
 
@@ -313,7 +317,7 @@ impl Pair {
         let more = match setup.qp_type_of(who) {
             QpType::Rc | QpType::XrcRecv => connected | QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
             QpType::Uc | QpType::XrcSend => connected,
-            QpType::Ud => QpAttrMask::empty(),
+            QpType::Ud | QpType::RawPacket => QpAttrMask::empty(),
         };
         self.modify(who, &attr, QpAttrMask::STATE | more);
     }
@@ -322,14 +326,19 @@ impl Pair {
     pub fn ready_to_send(&mut self, who: Who, setup: &Setup) {
         let sq_psn = Psn::new(if who == Who::A { setup.psn_a } else { setup.psn_b });
         let more = match setup.qp_type_of(who) {
-            QpType::XrcRecv => QpAttrMask::TIMEOUT,
+            QpType::RawPacket => QpAttrMask::empty(),
+            QpType::XrcRecv => QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT,
             QpType::Rc | QpType::XrcSend => {
-                QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC
+                QpAttrMask::SQ_PSN
+                    | QpAttrMask::TIMEOUT
+                    | QpAttrMask::RETRY_CNT
+                    | QpAttrMask::RNR_RETRY
+                    | QpAttrMask::MAX_QP_RD_ATOMIC
             }
-            _ => QpAttrMask::empty(),
+            QpType::Uc | QpType::Ud => QpAttrMask::SQ_PSN,
         };
         let attr = QpAttr { state: QpState::Rts, sq_psn, ..setup.attr.clone() };
-        self.modify(who, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | more);
+        self.modify(who, &attr, QpAttrMask::STATE | more);
     }
 
     /// Modifies one end; must succeed.

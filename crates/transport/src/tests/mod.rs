@@ -4,6 +4,7 @@ mod flow;
 mod hostile;
 mod placement;
 mod random;
+mod raw;
 mod rc_data;
 mod rc_errors;
 mod rc_loss;

@@ -331,7 +331,9 @@ fn to_rts(qp_type: QpType) -> [(QpState, QpAttrMask); 3] {
         ),
         QpType::Uc => (M::ACCESS_FLAGS, connected, M::SQ_PSN),
         QpType::Ud => (M::QKEY, M::empty(), M::SQ_PSN),
-        QpType::XrcSend | QpType::XrcRecv => unreachable!("no recording has XRC: the kernel's rxe has none"),
+        QpType::XrcSend | QpType::XrcRecv | QpType::RawPacket => {
+            unreachable!("no recording has XRC or frames: the kernel's rxe has none")
+        }
     };
     [(QpState::Init, common | init), (QpState::Rtr, rtr), (QpState::Rts, rts)]
 }

@@ -1,0 +1,349 @@
+/* RAW_PACKET queue pairs and flows: two ends of a veth pair in one process, so that frames really leave and arrive. Prints "good". */
+#include <errno.h>
+#include <linux/capability.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include <infiniband/verbs.h>
+
+#define TRUE(what) do { if (!(what)) { printf("%d: %s (errno %d)\n", __LINE__, #what, errno); exit(1); } } while (0)
+
+enum { FRAME = 100, ROOM = 2048, RECEIVES = 8 };
+
+struct end {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq_ex *cq;
+	struct ibv_mr *mr;
+	struct ibv_qp *qp;
+	unsigned char memory[(RECEIVES + 1) * ROOM];
+};
+
+/* A frame from 02:..:01 to 02:..:02: VLAN tag or not, IPv4, UDP from port 1000 to `port`. */
+static unsigned length(unsigned char *frame, int tag, unsigned port)
+{
+	static const unsigned char macs[12] = { 2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1 };
+	unsigned char ip[20] = { 0x45, 0, 0, 80, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 99, 0, 1, 10, 99, 0, 2 };
+	unsigned at = 12;
+
+	memset(frame, 0x5a, FRAME + 4);
+	memcpy(frame, macs, sizeof macs);
+	if (tag >= 0) {
+		frame[at++] = 0x81;
+		frame[at++] = 0x00;
+		frame[at++] = tag >> 8;
+		frame[at++] = tag;
+	}
+	frame[at++] = 0x08;
+	frame[at++] = 0x00;
+	memcpy(frame + at, ip, sizeof ip);
+	at += sizeof ip;
+	frame[at++] = 1000 >> 8;
+	frame[at++] = 1000 & 0xff;
+	frame[at++] = port >> 8;
+	frame[at++] = port;
+	return tag >= 0 ? FRAME + 4 : FRAME;
+}
+
+static struct ibv_qp *queue_pair(struct end *end)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = ibv_cq_ex_to_cq(end->cq), .recv_cq = ibv_cq_ex_to_cq(end->cq), .qp_type = IBV_QPT_RAW_PACKET,
+		.cap = { .max_send_wr = 4, .max_recv_wr = RECEIVES, .max_send_sge = 1, .max_recv_sge = 1 }, .sq_sig_all = 1,
+	};
+	return ibv_create_qp(end->pd, &init);
+}
+
+static void receive_at(struct end *end, unsigned slot)
+{
+	struct ibv_sge sge = { (uintptr_t)end->memory + (slot + 1) * ROOM, ROOM, end->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = slot, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	TRUE(ibv_post_recv(end->qp, &wr, &bad) == 0);
+}
+
+static void ready(struct end *end)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+
+	TRUE(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE) == EINVAL);
+	TRUE(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_QKEY) == EINVAL);
+	TRUE(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == 0);
+	attr.qp_state = IBV_QPS_RTR;
+	TRUE(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE) == 0);
+	attr.qp_state = IBV_QPS_RTS;
+	TRUE(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE) == 0);
+	for (unsigned slot = 0; slot < RECEIVES; slot++)
+		receive_at(end, slot);
+}
+
+static void open_end(struct end *end, struct ibv_context *context)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 64, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_FLOW_TAG | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+	};
+
+	end->context = context;
+	end->pd = ibv_alloc_pd(context);
+	end->cq = ibv_create_cq_ex(context, &attr);
+	end->mr = ibv_reg_mr(end->pd, end->memory, sizeof end->memory, IBV_ACCESS_LOCAL_WRITE);
+	TRUE(end->pd && end->cq && end->mr);
+	end->qp = queue_pair(end);
+	TRUE(end->qp && end->qp->qp_type == IBV_QPT_RAW_PACKET);
+	ready(end);
+}
+
+static void post(struct end *end, unsigned len, unsigned opcode, int status)
+{
+	struct ibv_sge sge = { (uintptr_t)end->memory, len, end->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 77, .sg_list = &sge, .num_sge = 1, .opcode = opcode }, *bad;
+
+	TRUE(ibv_post_send(end->qp, &wr, &bad) == status);
+}
+
+/* Waits for a completion; the time only keeps a fault from hanging. */
+static void await(struct end *end, uint64_t *wr_id, enum ibv_wc_opcode *opcode, uint32_t *len, uint32_t *tag)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	time_t give_up = time(NULL) + 60;
+
+	while (ibv_start_poll(end->cq, &attr) != 0)
+		TRUE(time(NULL) < give_up);
+	TRUE(end->cq->status == IBV_WC_SUCCESS);
+	*wr_id = end->cq->wr_id;
+	*opcode = ibv_wc_read_opcode(end->cq);
+	*len = ibv_wc_read_byte_len(end->cq);
+	*tag = ibv_wc_read_flow_tag(end->cq);
+	TRUE(ibv_wc_read_completion_ts(end->cq) != 0);
+	ibv_end_poll(end->cq);
+}
+
+static void send_frame(struct end *end, int tag, unsigned port)
+{
+	uint64_t wr_id;
+	enum ibv_wc_opcode opcode;
+	uint32_t len, flow_tag;
+
+	post(end, length(end->memory, tag, port), IBV_WR_SEND, 0);
+	await(end, &wr_id, &opcode, &len, &flow_tag);
+	TRUE(wr_id == 77 && opcode == IBV_WC_SEND);
+}
+
+/* The frame that arrived is the one that was sent; its flow had this tag. */
+static void arrived(struct end *end, int tag, unsigned port, uint32_t flow_tag)
+{
+	unsigned char sent[FRAME + 4];
+	uint64_t wr_id;
+	enum ibv_wc_opcode opcode;
+	uint32_t len, found;
+
+	await(end, &wr_id, &opcode, &len, &found);
+	TRUE(opcode == IBV_WC_RECV && len == length(sent, tag, port) && found == flow_tag);
+	TRUE(memcmp(end->memory + (wr_id + 1) * ROOM, sent, len) == 0);
+	receive_at(end, wr_id);
+}
+
+struct rule {
+	struct ibv_flow_attr attr;
+	struct ibv_flow_spec_eth eth;
+	struct ibv_flow_spec_ipv4 ip;
+	struct ibv_flow_spec_tcp_udp udp;
+	union {
+		struct ibv_flow_spec_action_tag tag;
+		struct ibv_flow_spec_action_drop drop;
+	};
+};
+
+/* UDP to this port, in VLAN `vlan` if that is not 0. */
+static struct rule rule(unsigned port, unsigned vlan)
+{
+	struct rule rule = {
+		.attr = { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof rule, .num_of_specs = 3, .port = 1 },
+		.eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof rule.eth },
+		.ip = { .type = IBV_FLOW_SPEC_IPV4, .size = sizeof rule.ip },
+		.udp = { .type = IBV_FLOW_SPEC_UDP, .size = sizeof rule.udp },
+	};
+
+	rule.eth.val.dst_mac[0] = 2;
+	rule.eth.val.dst_mac[5] = 2;
+	memset(rule.eth.mask.dst_mac, 0xff, 6);
+	rule.eth.val.vlan_tag = htobe16(vlan);
+	rule.eth.mask.vlan_tag = vlan ? htobe16(0xfff) : 0;
+	rule.ip.val.dst_ip = htobe32(0x0a630002);
+	rule.ip.mask.dst_ip = ~0u;
+	rule.udp.val.dst_port = htobe16(port);
+	rule.udp.mask.dst_port = 0xffff;
+	return rule;
+}
+
+static struct ibv_flow *tagged(struct end *end, unsigned port, unsigned vlan, uint32_t tag)
+{
+	struct rule with = rule(port, vlan);
+
+	with.attr.num_of_specs = 4;
+	with.tag = (struct ibv_flow_spec_action_tag){ IBV_FLOW_SPEC_ACTION_TAG, sizeof with.tag, tag };
+	return ibv_create_flow(end->qp, &with.attr);
+}
+
+/* Without CAP_NET_RAW there are no frames. */
+static void without_right(struct end *end)
+{
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct all[2], none[2];
+
+	TRUE(syscall(SYS_capget, &header, all) == 0);
+	memcpy(none, all, sizeof all);
+	none[0].effective &= ~(1u << CAP_NET_RAW);
+	TRUE(syscall(SYS_capset, &header, none) == 0);
+	TRUE(!queue_pair(end) && errno == EPERM);
+	TRUE(syscall(SYS_capset, &header, all) == 0);
+}
+
+static struct ibv_context *device(const char *mac)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	union ibv_gid gid;
+
+	TRUE(list);
+	for (; *list; list++) {
+		struct ibv_context *context = ibv_open_device(*list);
+		TRUE(context && ibv_query_gid(context, 1, 0, &gid) == 0);
+		if (!memcmp(gid.raw + 12, mac, 4))
+			return context;
+		ibv_close_device(context);
+	}
+	return NULL;
+}
+
+int main(void)
+{
+	static struct end a, b;
+	struct ibv_flow *flow, *second, *third;
+	struct rule wrong;
+	struct ibv_device_attr attr;
+	struct ibv_qp *first;
+
+	TRUE(system("ip link add fa type veth peer name fb && ip addr add 10.77.1.1/24 dev fa && ip addr add 10.77.2.1/24 dev fb && "
+		    "ip link set fa up && ip link set fb up") == 0);
+	struct ibv_context *at_a = device("\x0a\x4d\x01\x01"), *at_b = device("\x0a\x4d\x02\x01");
+	TRUE(at_a && at_b);
+	TRUE(ibv_query_device(at_a, &attr) == 0 && attr.device_cap_flags & IBV_DEVICE_MANAGED_FLOW_STEERING && attr.max_raw_ethy_qp);
+	a.context = at_a;
+	a.pd = ibv_alloc_pd(at_a);
+	a.cq = ibv_create_cq_ex(at_a, &(struct ibv_cq_init_attr_ex){ .cqe = 4 });
+	without_right(&a);
+	TRUE(ibv_destroy_cq(ibv_cq_ex_to_cq(a.cq)) == 0 && ibv_dealloc_pd(a.pd) == 0);
+	open_end(&a, at_a);
+	open_end(&b, at_b);
+
+	/* What a queue pair of this kind does not send. */
+	post(&a, FRAME, IBV_WR_SEND_WITH_IMM, EINVAL);
+	post(&a, FRAME, IBV_WR_RDMA_WRITE, EINVAL);
+
+	/* Out of one interface, in by the other; what no flow wants does not arrive. */
+	flow = tagged(&b, 4000, 0, 11);
+	TRUE(flow && flow->context == at_b);
+	send_frame(&a, -1, 4001);
+	send_frame(&a, -1, 4000);
+	arrived(&b, -1, 4000, 11);
+
+	/* The tag of a VLAN is part of the frame, and of what rules see. */
+	second = tagged(&b, 4002, 0x123, 12);
+	TRUE(second);
+	send_frame(&a, -1, 4002);
+	send_frame(&a, 0x124, 4002);
+	send_frame(&a, 0x6123, 4002);
+	arrived(&b, 0x6123, 4002, 12);
+	TRUE(ibv_destroy_flow(second) == 0);
+
+	/* A rule that goes first drops. */
+	wrong = rule(4000, 0);
+	wrong.attr.num_of_specs = 4;
+	wrong.drop = (struct ibv_flow_spec_action_drop){ IBV_FLOW_SPEC_ACTION_DROP, sizeof wrong.drop };
+	TRUE(ibv_destroy_flow(flow) == 0);
+	second = ibv_create_flow(b.qp, &wrong.attr);
+	wrong = rule(4000, 0);
+	wrong.attr.priority = 1;
+	flow = ibv_create_flow(b.qp, &wrong.attr);
+	third = tagged(&b, 4003, 0, 13);
+	TRUE(flow && second && third);
+	send_frame(&a, -1, 4000);
+	send_frame(&a, -1, 4003);
+	arrived(&b, -1, 4003, 13);
+	TRUE(ibv_destroy_flow(second) == 0 && ibv_destroy_flow(third) == 0);
+	send_frame(&a, -1, 4000);
+	arrived(&b, -1, 4000, 0);
+
+	/* A queue pair lives as long as its flows. */
+	TRUE(ibv_destroy_qp(b.qp) == EBUSY);
+
+	/* Between two queue pairs of a device: what one sends is for the other's flow, and goes out as well. */
+	first = a.qp;
+	a.qp = queue_pair(&a);
+	TRUE(a.qp);
+	ready(&a);
+	second = tagged(&a, 4000, 0, 14);
+	TRUE(second);
+	{
+		struct ibv_sge sge = { (uintptr_t)a.memory, length(a.memory, -1, 4000), a.mr->lkey };
+		struct ibv_send_wr wr = { .wr_id = 78, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+		int sends = 0, receives = 0;
+
+		TRUE(ibv_post_send(first, &wr, &bad) == 0);
+		for (int i = 0; i < 2; i++) {
+			uint64_t wr_id;
+			enum ibv_wc_opcode opcode;
+			uint32_t len, tag;
+
+			await(&a, &wr_id, &opcode, &len, &tag);
+			sends += opcode == IBV_WC_SEND && wr_id == 78;
+			receives += opcode == IBV_WC_RECV && len == FRAME && tag == 14;
+		}
+		TRUE(sends == 1 && receives == 1);
+	}
+	arrived(&b, -1, 4000, 0);
+
+	/* A frame above the MTU ends in an error, and the send queue with it. */
+	{
+		struct ibv_poll_cq_attr poll = { 0 };
+		struct ibv_qp_attr state;
+		struct ibv_qp_init_attr init;
+
+		post(&a, 1600, IBV_WR_SEND, 0);
+		while (ibv_start_poll(a.cq, &poll) != 0)
+			;
+		TRUE(a.cq->status == IBV_WC_LOC_LEN_ERR);
+		ibv_end_poll(a.cq);
+		TRUE(ibv_query_qp(a.qp, &state, IBV_QP_STATE, &init) == 0);
+		TRUE(state.qp_state == IBV_QPS_SQE && init.qp_type == IBV_QPT_RAW_PACKET);
+		state.qp_state = IBV_QPS_RTS;
+		TRUE(ibv_modify_qp(a.qp, &state, IBV_QP_STATE) == 0);
+		send_frame(&a, -1, 4001);
+	}
+
+	/* Rules that cannot be. */
+	wrong = rule(4000, 0);
+	wrong.attr.port = 2;
+	TRUE(!ibv_create_flow(b.qp, &wrong.attr) && errno == EINVAL);
+	wrong = rule(4000, 0);
+	wrong.udp.size = 4;
+	TRUE(!ibv_create_flow(b.qp, &wrong.attr) && errno == EINVAL);
+	wrong = rule(4000, 0);
+	wrong.udp.type |= IBV_FLOW_SPEC_INNER;
+	TRUE(!ibv_create_flow(b.qp, &wrong.attr) && errno == EOPNOTSUPP);
+	wrong = rule(4000, 0);
+	wrong.attr.flags = IBV_FLOW_ATTR_FLAGS_EGRESS;
+	TRUE(!ibv_create_flow(b.qp, &wrong.attr) && errno == EOPNOTSUPP);
+	wrong = rule(4000, 0);
+	wrong.attr.type = IBV_FLOW_ATTR_SNIFFER;
+	TRUE(!ibv_create_flow(b.qp, &wrong.attr) && errno == EINVAL);
+
+	TRUE(ibv_destroy_flow(second) == 0 && ibv_destroy_flow(flow) == 0);
+	TRUE(ibv_destroy_qp(first) == 0 && ibv_destroy_qp(a.qp) == 0 && ibv_destroy_qp(b.qp) == 0);
+	printf("good\n");
+	return 0;
+}

@@ -1,0 +1,136 @@
+//! Whole Ethernet frames of an interface, by packet sockets (packet(7)). They need CAP_NET_RAW in the interface's network namespace.
+
+mod sys;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ferroce_transport::MAX_FRAME;
+
+use crate::udp::sys::{Buffer, grow_buffer};
+
+/// Bytes of a frame's two addresses: a VLAN tag follows them.
+const ADDRESSES: usize = 12;
+/// Bytes of a VLAN tag.
+const TAG: usize = 4;
+/// Bytes of frames that may wait to be read, if the system lets us have them.
+const RECEIVE_BUFFER: usize = 4 << 20;
+
+/// Sends frames to an interface, and receives none.
+#[derive(Debug)]
+pub struct FrameSender {
+    fd: OwnedFd,
+    loops: bool,
+}
+
+impl FrameSender {
+    /// For the interface with this index.
+    ///
+    /// # Errors
+    /// EPERM: no CAP_NET_RAW. ENODEV: no such interface. What `socket(2)` says.
+    pub fn open(ifindex: u32) -> io::Result<FrameSender> {
+        let fd = sys::socket()?;
+        sys::bind(fd.as_fd(), ifindex, sys::Take::Nothing)?;
+        let loops = sys::is_loopback(fd.as_fd())?;
+        Ok(FrameSender { fd, loops })
+    }
+
+    /// The interface gives back what is sent to it: a [`FrameReceiver`] gets it.
+    pub fn loops(&self) -> bool {
+        self.loops
+    }
+
+    /// Gives a frame to the interface, without waiting.
+    ///
+    /// # Errors
+    /// WouldBlock, ENOBUFS: it has no room now. EMSGSIZE: the frame is longer than the MTU allows. What else `send(2)` says.
+    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+        sys::send(self.fd.as_fd(), frame)
+    }
+}
+
+/// Receives all frames that come in by an interface.
+#[derive(Debug)]
+pub struct FrameReceiver {
+    fd: OwnedFd,
+}
+
+impl FrameReceiver {
+    /// For the interface with this index.
+    ///
+    /// # Errors
+    /// As for [`FrameSender::open`].
+    pub fn open(ifindex: u32) -> io::Result<FrameReceiver> {
+        let fd = sys::socket()?;
+        sys::ask_for_tags(fd.as_fd())?;
+        // A smaller buffer loses frames sooner, and works.
+        grow_buffer(fd.as_fd(), Buffer::Receive, RECEIVE_BUFFER);
+        sys::bind(fd.as_fd(), ifindex, sys::Take::All)?;
+        Ok(FrameReceiver { fd })
+    }
+
+    /// Becomes readable when there are frames.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The next frame; `None`: nothing is waiting. What the host itself sends by the interface is left out (it comes back by loopback).
+    ///
+    /// # Errors
+    /// What `recvmsg(2)` says, such as ENETDOWN, once for each time the interface goes down.
+    pub fn recv<'b>(&self, buffer: &'b mut FrameBuffer) -> io::Result<Option<Received<'b>>> {
+        let FrameBuffer(bytes) = buffer;
+        let (room, end) = (bytes.len() - TAG, bytes.len());
+        match sys::recv(self.fd.as_fd(), &mut bytes[..room]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+            Ok(frame) if frame.outgoing || frame.len < ADDRESSES || frame.len > end - TAG => {
+                Ok(Some(Received::NoFrame))
+            }
+            Ok(sys::Frame { len, tag: None, .. }) => Ok(Some(Received::Frame(&bytes[..len]))),
+            Ok(sys::Frame { len, tag: Some((tpid, tci)), .. }) => {
+                Ok(Some(Received::Frame(tagged(bytes, len, tpid, tci))))
+            }
+        }
+    }
+}
+
+/// The system takes the tag out of a frame before it shows it: puts it back.
+fn tagged(bytes: &mut [u8], len: usize, tpid: u16, tci: u16) -> &[u8] {
+    bytes.copy_within(ADDRESSES..len, ADDRESSES + TAG);
+    bytes[ADDRESSES..ADDRESSES + 2].copy_from_slice(&tpid.to_be_bytes());
+    bytes[ADDRESSES + 2..ADDRESSES + TAG].copy_from_slice(&tci.to_be_bytes());
+    &bytes[..len + TAG]
+}
+
+/// What was waiting in a socket.
+#[derive(Debug)]
+pub enum Received<'b> {
+    /// A frame.
+    Frame(&'b [u8]),
+    /// Something that is left out: sent by this host, or longer than any frame.
+    NoFrame,
+}
+
+/// Room for a frame of any length.
+#[derive(Debug)]
+pub struct FrameBuffer(Box<[u8]>);
+
+impl Default for FrameBuffer {
+    fn default() -> Self {
+        FrameBuffer(vec![0; MAX_FRAME as usize + TAG].into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_put_back_behind_the_addresses() {
+        let mut bytes: Vec<u8> = (0..24).collect();
+        let frame = tagged(&mut bytes, 20, 0x8100, 0x6007);
+        let expected: Vec<u8> = (0..12).chain([0x81, 0x00, 0x60, 0x07]).chain(12..20).collect();
+        assert_eq!(frame, expected);
+    }
+}
