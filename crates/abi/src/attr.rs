@@ -357,7 +357,7 @@ pub struct ibv_qp_init_attr_ex {
     pub xrcd: *mut ibv_xrcd,
     pub create_flags: u32,
     pub max_tso_header: u16,
-    pub rwq_ind_tbl: *mut c_void,
+    pub rwq_ind_tbl: *mut crate::ibv_rwq_ind_table,
     pub rx_hash_conf: ibv_rx_hash_conf,
     pub source_qpn: u32,
     pub send_ops_flags: u64,

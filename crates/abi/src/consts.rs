@@ -121,6 +121,18 @@ pub mod cq_init {
     pub const ATTR_MODERATE: u32 = 1 << 0;
 }
 
+/// `enum ibv_wq_attr_mask`, and the one bit of `enum ibv_wq_init_attr_mask`.
+#[allow(missing_docs)]
+pub mod wq_attr {
+    pub const STATE: u32 = 1 << 0;
+    pub const CURR_STATE: u32 = 1 << 1;
+    pub const FLAGS: u32 = 1 << 2;
+    pub const INIT_FLAGS: u32 = 1 << 0;
+}
+
+/// `IBV_RX_HASH_FUNC_TOEPLITZ`.
+pub const RX_HASH_TOEPLITZ: u8 = 1 << 0;
+
 /// `enum ibv_flow_flags`.
 #[allow(missing_docs)]
 pub mod flow {

@@ -100,3 +100,8 @@ layout!(ibv_flow_spec_of<ibv_flow_ipv4_ext_filter>, 32, val @ 8, mask @ 20);
 layout!(ibv_flow_spec_of<ibv_flow_ipv6_filter>, 88, val @ 8, mask @ 48);
 layout!(ibv_flow_spec_of<ibv_flow_tcp_udp_filter>, 16, val @ 6, mask @ 10);
 layout!(ibv_flow_spec_action_tag, 12, type_ @ 0, size @ 4, tag_id @ 8);
+layout!(ibv_wq, 152, context @ 0, wq_context @ 8, pd @ 16, cq @ 24, wq_num @ 32, handle @ 36, state @ 40, wq_type @ 44, post_recv @ 48, mutex @ 56, cond @ 96, events_completed @ 144, comp_mask @ 148);
+layout!(ibv_wq_init_attr, 48, wq_context @ 0, wq_type @ 8, max_wr @ 12, max_sge @ 16, pd @ 24, cq @ 32, comp_mask @ 40, create_flags @ 44);
+layout!(ibv_wq_attr, 20, attr_mask @ 0, wq_state @ 4, curr_wq_state @ 8, flags @ 12, flags_mask @ 16);
+layout!(ibv_rwq_ind_table, 24, context @ 0, ind_tbl_handle @ 8, ind_tbl_num @ 12, comp_mask @ 16);
+layout!(ibv_rwq_ind_table_init_attr, 24, log_ind_tbl_size @ 0, ind_tbl @ 8, comp_mask @ 16);

@@ -17,6 +17,7 @@ mod flow;
 mod kern;
 mod layout;
 mod object;
+mod wq;
 mod wr;
 
 pub use attr::*;
@@ -25,4 +26,5 @@ pub use domain::*;
 pub use flow::*;
 pub use kern::*;
 pub use object::*;
+pub use wq::*;
 pub use wr::*;

@@ -55,6 +55,10 @@ pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 pub const MAX_PKEYS: u16 = 1;
 /// Delay of the local ACK as the code of 4.096 us * 2^code: 65 us.
 pub const LOCAL_CA_ACK_DELAY: u8 = 4;
+/// Receive work queues of a context, and tables of them: they have numbers of queue pairs.
+pub const MAX_WQ: u32 = MAX_QP;
+/// Entries of a table of receive work queues.
+pub const MAX_RWQ_TABLE: u32 = crate::flow::RSS_TABLE_MAX;
 /// Ports of the device.
 pub const PHYS_PORT_CNT: u8 = 1;
 /// Largest completion moderation count.

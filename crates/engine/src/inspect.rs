@@ -107,7 +107,7 @@ fn view(entry: &Entry, lane: u16) -> QpView {
         sends: qp.sends_outstanding(),
         receives: match &init.recv {
             RecvSource::Own(queue) => Some(queue.len()),
-            RecvSource::Shared(_) | RecvSource::Domain(_) | RecvSource::None => None,
+            RecvSource::Shared(_) | RecvSource::Domain(_) | RecvSource::Spread(_) | RecvSource::None => None,
         },
         cqs: [&init.send_cq, &init.recv_cq].map(|cq| cq.as_ref().map_or_else(Weak::new, Arc::downgrade)),
         counters: entry.counters.clone(),

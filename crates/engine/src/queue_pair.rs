@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use ferroce_core::flow::{FlowId, FlowRule};
+use ferroce_core::flow::{FlowId, FlowRule, Rss};
 use ferroce_core::{AsyncEvent, AsyncQueue, CoreError, Cq, RecvQueue, Srq, XrcDomain};
 use ferroce_transport::{
     QpAttr, QpAttrMask, QpEvent, QpInit, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr,
@@ -38,6 +38,8 @@ pub enum RecvSource {
     Shared(Arc<Srq>),
     /// The shared receive queues of an XRC domain, of which each request names one (XRC targets).
     Domain(Arc<XrcDomain>),
+    /// Frames are spread over the receive queues of other RAW_PACKET queue pairs of the lane, by a hash.
+    Spread(Arc<Rss<Arc<QueuePair>>>),
     /// It receives nothing (XRC initiators).
     None,
 }
@@ -269,6 +271,12 @@ impl QueuePair {
                     "post_recv to a queue pair that uses an SRQ: use ibv_post_srq_recv",
                 ));
             }
+            RecvSource::Spread(_) => {
+                return Err(CoreError::new(
+                    libc::EINVAL,
+                    "post_recv to a queue pair that spreads its frames over WQs: use ibv_post_wq_recv",
+                ));
+            }
             RecvSource::None => {
                 return Err(CoreError::new(
                     libc::EINVAL,
@@ -395,7 +403,7 @@ impl QueuePair {
             RecvSource::Own(queue) => queue.pop(),
             RecvSource::Shared(srq) => srq.pop(),
             // The host knows which queue a request chose.
-            RecvSource::Domain(_) | RecvSource::None => None,
+            RecvSource::Domain(_) | RecvSource::Spread(_) | RecvSource::None => None,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::groups::{Group, Groups};
 use crate::host::QpHost;
 use crate::lane::{LANE_SHIFT, LaneShared, SLOTS_PER_LANE, is_connected};
 use crate::packets;
-use crate::queue_pair::{QueuePair, QueuePairInit};
+use crate::queue_pair::{QueuePair, QueuePairInit, RecvSource};
 use crate::raw::{RawPorts, RawSleep};
 use crate::relay::{Relay, Relayed, packet_bytes};
 use crate::rings::{Asked, RingId, Rings};
@@ -690,8 +690,20 @@ impl Machines {
         }
     }
 
-    /// Gives a frame to the queue pair of a slot.
+    /// Gives a frame to the queue pair of a slot, or to the receive work queue that its hash chooses.
     fn give_frame(&mut self, shared: &LaneShared, slot: u16, tag: u32, frame: &[u8]) {
+        let Some(entry) = self.table[usize::from(slot)].as_deref() else { return };
+        let slot = match &entry.qp.init.recv {
+            RecvSource::Spread(rss) => {
+                let chosen = rss.choose(frame);
+                let there = self.table[usize::from(chosen.slot)].as_deref();
+                if !there.is_some_and(|entry| Arc::ptr_eq(&entry.qp, chosen)) {
+                    return;
+                }
+                chosen.slot
+            }
+            _ => slot,
+        };
         self.with(shared, slot, |machine, host| {
             host.counters.received(frame.len(), 0);
             machine.handle_frame(frame, tag, host);

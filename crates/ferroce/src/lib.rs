@@ -24,6 +24,7 @@ mod route;
 mod srq;
 mod steering;
 mod watch;
+mod wq;
 mod xrc;
 
 pub use context::{Context, service, settle_before_exit};
@@ -45,4 +46,5 @@ pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
 pub use qp::{InitiatorCreate, Qp, QpCreate, QpModify};
 pub use srq::{Srq, SrqCreate};
 pub use steering::Flow;
+pub use wq::{RwqTable, SpreadCreate, Wq, WqCreate, WqState};
 pub use xrc::{Xrcd, XrcdOpen};

@@ -15,6 +15,7 @@ use crate::objects;
 use crate::qp::{InitiatorCreate, Qp, QpCreate};
 use crate::route;
 use crate::srq::{Srq, SrqCreate};
+use crate::wq::{SpreadCreate, Wq, WqCreate};
 
 /// A protection domain: the boundary inside which regions and queue pairs may meet.
 #[derive(Debug)]
@@ -92,6 +93,24 @@ impl Pd {
     pub fn create_initiator(self: &Arc<Self>, create: &InitiatorCreate) -> Result<Arc<Qp>> {
         self.context.check()?;
         Qp::create_initiator(self, create)
+    }
+
+    /// Makes a receive work queue in RESET.
+    ///
+    /// # Errors
+    /// EINVAL: sizes above the device's limits, a CQ of another context. ENOMEM: no number left. EPERM: no CAP_NET_RAW.
+    pub fn create_wq(self: &Arc<Self>, create: &WqCreate) -> Result<Arc<Wq>> {
+        self.context.check()?;
+        Wq::create(self, create)
+    }
+
+    /// Makes a RAW_PACKET queue pair that spreads the frames steered to it over receive work queues.
+    ///
+    /// # Errors
+    /// EINVAL: a key of another length than 40 bytes, a table of another context. ENOMEM: no number left. EPERM: no CAP_NET_RAW.
+    pub fn create_spread_qp(self: &Arc<Self>, create: &SpreadCreate<'_>) -> Result<Arc<Qp>> {
+        self.context.check()?;
+        Qp::create_spread(self, create)
     }
 
     /// Makes a shared receive queue.

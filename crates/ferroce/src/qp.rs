@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::pd::{AhAttr, Pd};
 use crate::srq::{Srq, check_limit};
 use crate::steering::Flow;
+use crate::wq::{RwqTable, SpreadCreate, WqCreate};
 use crate::xrc::Xrcd;
 
 /// What a queue pair is made with.
@@ -86,13 +87,17 @@ struct Uses {
     srq: Option<Arc<Srq>>,
     /// The domain of an XRC target.
     xrcd: Option<Arc<Xrcd>>,
+    /// Where a queue pair spreads its frames.
+    table: Option<Arc<RwqTable>>,
 }
 
 impl Uses {
     fn counters(&self) -> impl Iterator<Item = &AtomicU32> {
         let cqs = [&self.send_cq, &self.recv_cq].into_iter().flatten().map(|cq| &cq.users);
         let pd = self.pd.iter().map(|pd| &pd.users);
-        cqs.chain(pd).chain(self.srq.iter().map(|srq| &srq.users)).chain(self.xrcd.iter().map(|xrcd| &xrcd.users))
+        let table = self.table.iter().map(|table| &table.users);
+        let (srq, xrcd) = (self.srq.iter().map(|srq| &srq.users), self.xrcd.iter().map(|xrcd| &xrcd.users));
+        cqs.chain(pd).chain(srq).chain(xrcd).chain(table)
     }
 
     fn begin(&self) {
@@ -107,6 +112,10 @@ impl Uses {
         }
     }
 }
+
+/// Sizes of what has no queues of its own.
+const NO_QUEUES: QueueCaps =
+    QueueCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 };
 
 /// What the engine has to know besides what is used.
 struct Plan {
@@ -140,7 +149,7 @@ impl Qp {
             send_cq: Some(Arc::clone(&create.send_cq)),
             recv_cq: Some(Arc::clone(&create.recv_cq)),
             srq: create.srq.clone(),
-            xrcd: None,
+            ..Uses::default()
         };
         let (qp_type, sq_sig_all, cookie) = (create.qp_type, create.sq_sig_all, create.cookie);
         Qp::make(pd.context(), uses, Plan { qp_type, caps, recv, sq_sig_all, cookie })
@@ -155,8 +164,33 @@ impl Qp {
         Qp::make(pd.context(), uses, Plan { qp_type, caps, recv, sq_sig_all: create.sq_sig_all, cookie: create.cookie })
     }
 
+    /// The receiving half of a RAW_PACKET queue pair: a receive work queue.
+    pub(crate) fn create_half(pd: &Arc<Pd>, create: &WqCreate) -> Result<Arc<Qp>> {
+        check_limit("max_wr", create.max_wr, limits::MAX_QP_WR)?;
+        check_limit("max_sge", create.max_sge, limits::MAX_SGE)?;
+        check_contexts(pd.context(), [("cq", create.cq.context())])?;
+        let caps = QueueCaps { max_recv_wr: create.max_wr, max_recv_sge: create.max_sge.max(1), ..NO_QUEUES };
+        let recv = RecvSource::Own(Arc::new(RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge)?));
+        let uses = Uses { pd: Some(Arc::clone(pd)), recv_cq: Some(Arc::clone(&create.cq)), ..Uses::default() };
+        let plan = Plan { qp_type: QpType::RawPacket, caps, recv, sq_sig_all: false, cookie: 0 };
+        Qp::make(pd.context(), uses, plan)
+    }
+
+    pub(crate) fn create_spread(pd: &Arc<Pd>, create: &SpreadCreate<'_>) -> Result<Arc<Qp>> {
+        if !create.table.is_of(pd) {
+            return Err(Error::new(
+                libc::EINVAL,
+                "rwq_ind_tbl belongs to another device context than the protection domain",
+            ));
+        }
+        let recv = RecvSource::Spread(Arc::new(create.table.spread(create.key, create.fields)?));
+        let uses = Uses { pd: Some(Arc::clone(pd)), table: Some(Arc::clone(&create.table)), ..Uses::default() };
+        let (qp_type, caps) = (QpType::RawPacket, NO_QUEUES);
+        Qp::make(pd.context(), uses, Plan { qp_type, caps, recv, sq_sig_all: false, cookie: create.cookie })
+    }
+
     pub(crate) fn create_target(xrcd: &Arc<Xrcd>, cookie: u64) -> Result<Arc<Qp>> {
-        let caps = QueueCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 };
+        let caps = NO_QUEUES;
         let recv = RecvSource::Domain(Arc::clone(xrcd.domain().queues()));
         let uses = Uses { xrcd: Some(Arc::clone(xrcd)), ..Uses::default() };
         let plan = Plan { qp_type: QpType::XrcRecv, caps, recv, sq_sig_all: false, cookie };
@@ -246,9 +280,15 @@ impl Qp {
     /// Changes attributes and state.
     ///
     /// # Errors
-    /// EINVAL with the attribute at fault and the remedy. ENETUNREACH, EHOSTUNREACH: no route leads to the destination.
+    /// EINVAL with the attribute at fault and the remedy. EOPNOTSUPP: it spreads its frames over WQs, which have the states. ENETUNREACH, EHOSTUNREACH: no route leads to the destination.
     pub fn modify(&self, change: &QpModify, mask: QpAttrMask) -> Result<()> {
         self.context.check()?;
+        if self.uses.table.is_some() {
+            return Err(Error::new(
+                libc::EOPNOTSUPP,
+                "a queue pair that spreads its frames over WQs has no states: ibv_modify_wq these",
+            ));
+        }
         let mut attr = change.attr.clone();
         if mask.contains(QpAttrMask::AV) {
             attr.path = Some(Arc::new(change.ah.resolve(&self.context)?));

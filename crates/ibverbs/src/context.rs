@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, xrc};
+use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, wq, xrc};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -185,11 +185,11 @@ fn dispatch(context: ibv_context) -> verbs_context {
         alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
         post_srq_ops: Some(slots::post_srq_ops),
-        destroy_rwq_ind_table: slots::status(slots::destroy_rwq_ind_table),
-        create_rwq_ind_table: slots::pointer(slots::create_rwq_ind_table),
-        destroy_wq: slots::status(slots::destroy_wq),
-        modify_wq: slots::status(slots::modify_wq),
-        create_wq: slots::pointer(slots::create_wq),
+        destroy_rwq_ind_table: Some(wq::destroy_rwq_ind_table),
+        create_rwq_ind_table: Some(wq::create_rwq_ind_table),
+        destroy_wq: Some(wq::destroy_wq),
+        modify_wq: Some(wq::modify_wq),
+        create_wq: Some(wq::create_wq),
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq_ex::create_cq_ex),
         priv_: ptr::null_mut(),

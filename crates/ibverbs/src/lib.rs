@@ -54,4 +54,5 @@ mod start;
 pub mod strings;
 pub mod sysfs;
 pub mod unsupported;
+mod wq;
 mod xrc;

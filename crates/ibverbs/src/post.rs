@@ -189,7 +189,7 @@ unsafe fn tell_bad<T>(bad: *mut *mut T, wr: *mut T) {
 /// # Safety
 ///
 /// The list is NULL-terminated and live; `bad` is NULL or the caller's.
-unsafe fn post_list(
+pub(crate) unsafe fn post_list(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     mut post: impl FnMut(RecvWr) -> Result<(), ferroce::Error>,

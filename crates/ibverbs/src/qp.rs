@@ -4,9 +4,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use ferroce::{Access, InitiatorCreate, Psn, QpAttr, QpAttrMask, QpCreate, QpModify, QpState, QpType};
+use ferroce::flow::RssFields;
+use ferroce::{Access, InitiatorCreate, Psn, QpAttr, QpAttrMask, QpCreate, QpModify, QpState, QpType, SpreadCreate};
 
-use crate::abi::consts::{qp_init, send_ops, wr};
+use crate::abi::consts::{RX_HASH_TOEPLITZ, qp_init, send_ops, wr};
 use crate::abi::{
     ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_xrcd,
@@ -20,6 +21,7 @@ use crate::handle::{Shared, handle, handle_number};
 use crate::pd::PdObject;
 use crate::qp_ex::{self, Builder};
 use crate::srq::SrqObject;
+use crate::wq::TableObject;
 use crate::xrc::XrcdObject;
 
 /// `struct ibv_qp_ex`, which starts with `struct ibv_qp`, and what is behind it. Plain queue pairs are made the same.
@@ -106,6 +108,59 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
         };
         init.cap = convert::caps_c(&qp.caps());
         Ok(object(&domain.context, qp, pd, init, ops.is_some()))
+    })
+}
+
+/// What names a queue pair that spreads its frames over receive work queues.
+const SPREAD: u32 = qp_init::IND_TABLE | qp_init::RX_HASH;
+
+/// Makes a queue pair that spreads its frames over receive work queues.
+///
+/// # Safety
+///
+/// The pointers that `comp_mask` names are NULL or live.
+unsafe fn create_spread(init: &mut ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
+    if init.comp_mask & SPREAD != SPREAD || init.comp_mask & qp_init::SEND_OPS_FLAGS != 0 {
+        return Err(Refusal::invalid(
+            "comp_mask must name both rwq_ind_tbl and rx_hash_conf, and no send_ops_flags: such a queue pair sends nothing",
+        ));
+    }
+    if init.qp_type != QpType::RawPacket as u32 {
+        return Err(Refusal::unsupported("rwq_ind_tbl: only IBV_QPT_RAW_PACKET spreads what it receives"));
+    }
+    let hash = init.rx_hash_conf;
+    if hash.rx_hash_function != RX_HASH_TOEPLITZ {
+        return Err(Refusal::unsupported(format!("rx_hash_function {}: there is Toeplitz (1)", hash.rx_hash_function)));
+    }
+    let fields = RssFields::from_bits(hash.rx_hash_fields_mask).ok_or_else(|| {
+        Refusal::unsupported(format!(
+            "rx_hash_fields_mask {:#x}: there are addresses of IP and ports of TCP and UDP, none inside of tunnels",
+            hash.rx_hash_fields_mask
+        ))
+    })?;
+    if hash.rx_hash_key.is_null() {
+        return Err(Refusal::invalid("rx_hash_key is NULL"));
+    }
+    // SAFETY: by the contract above; not NULL, and so many bytes long.
+    let key = unsafe { std::slice::from_raw_parts(hash.rx_hash_key, hash.rx_hash_key_len.into()) };
+    // SAFETY: by the contract above; so below.
+    let domain = unsafe { PdObject::of(init.pd) }?;
+    // SAFETY: as above.
+    let table = unsafe { TableObject::of(init.rwq_ind_tbl) }?.table.clone();
+    let (pd, qp_context, qp_type) = (init.pd, init.qp_context, init.qp_type);
+    QpObject::publish(|address| {
+        let qp = domain.pd().create_spread_qp(&SpreadCreate { table, key, fields, cookie: address as u64 })?;
+        init.cap = convert::caps_c(&qp.caps());
+        let c = ibv_qp_init_attr {
+            qp_context,
+            send_cq: ptr::null_mut(),
+            recv_cq: ptr::null_mut(),
+            srq: ptr::null_mut(),
+            cap: init.cap,
+            qp_type,
+            sq_sig_all: 0,
+        };
+        Ok(object(&domain.context, qp, pd, &c, false))
     })
 }
 
@@ -310,9 +365,9 @@ slot! {
         // SAFETY: not NULL, so it points to a structure of the caller, which may be shorter than ours: fields behind the mask are
         // read only if the mask names them.
         let mask = unsafe { (*init).comp_mask };
-        let other = mask & !(qp_init::PD | qp_init::XRCD | qp_init::SEND_OPS_FLAGS | qp_init::CREATE_FLAGS);
-        if other != 0 {
-            return Err(Refusal::unsupported(format!("comp_mask {other:#x}: TSO and RSS are not available")));
+        let known = qp_init::PD | qp_init::XRCD | qp_init::SEND_OPS_FLAGS | qp_init::CREATE_FLAGS | SPREAD;
+        if mask & !known != 0 {
+            return Err(Refusal::unsupported(format!("comp_mask {:#x}: TSO is not available", mask & !known)));
         }
         // SAFETY: as above; this field is there in any form.
         let is_target = unsafe { (*init).qp_type } == QpType::XrcRecv as u32;
@@ -323,6 +378,9 @@ slot! {
         unsafe {
             if mask & qp_init::CREATE_FLAGS != 0 && (*init).create_flags != 0 {
                 return Err(Refusal::unsupported(format!("create_flags {:#x} are not available", (*init).create_flags)));
+            }
+            if mask & SPREAD != 0 {
+                return create_spread(&mut *init);
             }
             let ops = (mask & qp_init::SEND_OPS_FLAGS != 0).then(|| (*init).send_ops_flags);
             if is_target {

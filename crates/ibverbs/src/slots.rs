@@ -46,11 +46,6 @@ refusing! {
     destroy_flow_action as "ibv_destroy_flow_action" -> Status: "flow actions need hardware";
     create_flow_action_esp as "ibv_create_flow_action_esp" -> Pointer<c_void>: "IPsec offload needs hardware";
     modify_qp_rate_limit as "ibv_modify_qp_rate_limit" -> Status: "rate limits are not implemented";
-    destroy_rwq_ind_table as "ibv_destroy_rwq_ind_table" -> Status: "RSS needs raw packet queue pairs";
-    create_rwq_ind_table as "ibv_create_rwq_ind_table" -> Pointer<c_void>: "RSS needs raw packet queue pairs";
-    destroy_wq as "ibv_destroy_wq" -> Status: "work queues need raw packet queue pairs";
-    modify_wq as "ibv_modify_wq" -> Status: "work queues need raw packet queue pairs";
-    create_wq as "ibv_create_wq" -> Pointer<c_void>: "work queues need raw packet queue pairs";
 }
 
 slot! {

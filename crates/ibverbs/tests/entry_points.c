@@ -297,10 +297,6 @@ static void questions(struct ibv_context *context)
 static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_qp *qp,
 			  struct ibv_srq *srq)
 {
-	struct ibv_wq_init_attr wq_attr = { 0 };
-	struct ibv_wq wq = { .context = context };
-	struct ibv_rwq_ind_table_init_attr table_attr = { 0 };
-	struct ibv_rwq_ind_table table = { .context = context };
 	struct ibv_flow flow = { .context = context };
 	struct ibv_flow_action action = { .context = context };
 	struct ibv_counters_init_attr counters_attr = { 0 };
@@ -313,11 +309,6 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	(void)cq;
 	STATUS(ibv_post_srq_ops(srq, &op, &bad_op), EOPNOTSUPP);
 	TRUE(bad_op == &op);
-	NUL(ibv_create_wq(context, &wq_attr), EOPNOTSUPP);
-	STATUS(ibv_modify_wq(&wq, NULL), EOPNOTSUPP);
-	STATUS(ibv_destroy_wq(&wq), EOPNOTSUPP);
-	NUL(ibv_create_rwq_ind_table(context, &table_attr), EOPNOTSUPP);
-	STATUS(ibv_destroy_rwq_ind_table(&table), EOPNOTSUPP);
 	NUL(ibv_create_flow_action_esp(context, NULL), EOPNOTSUPP);
 	STATUS(ibv_modify_flow_action_esp(&action, NULL), EOPNOTSUPP);
 	STATUS(ibv_destroy_flow_action(&action), EOPNOTSUPP);
@@ -776,6 +767,54 @@ static void posting(struct ibv_qp *qp)
 	STATUS(ibv_post_send(qp, &send, &bad_send), EOPNOTSUPP);
 }
 
+static void work_queues(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_wq_init_attr attr = { .pd = pd, .cq = cq, .max_wr = 4, .max_sge = 1 };
+	struct ibv_wq *missing[2] = { NULL, NULL };
+	struct ibv_rwq_ind_table_init_attr table = { .log_ind_tbl_size = 1, .ind_tbl = missing };
+	struct ibv_wq_attr change = { .attr_mask = IBV_WQ_ATTR_STATE, .wq_state = IBV_WQS_ERR };
+	struct ibv_wq *wq;
+
+	attr.wq_type = 77;
+	NUL(ibv_create_wq(pd->context, &attr), EINVAL);
+	attr.wq_type = IBV_WQT_RQ;
+	attr.comp_mask = 1 << 30;
+	NUL(ibv_create_wq(pd->context, &attr), EINVAL);
+	attr.comp_mask = IBV_WQ_INIT_ATTR_FLAGS;
+	attr.create_flags = IBV_WQ_FLAGS_CVLAN_STRIPPING;
+	NUL(ibv_create_wq(pd->context, &attr), EOPNOTSUPP);
+	attr.comp_mask = 0;
+	attr.max_wr = ~0u;
+	NUL(ibv_create_wq(pd->context, &attr), EINVAL);
+	NUL(ibv_create_rwq_ind_table(pd->context, &table), EINVAL);
+	table.log_ind_tbl_size = 30;
+	NUL(ibv_create_rwq_ind_table(pd->context, &table), EINVAL);
+	table.log_ind_tbl_size = 0;
+	table.ind_tbl = NULL;
+	NUL(ibv_create_rwq_ind_table(pd->context, &table), EINVAL);
+	attr.max_wr = 4;
+	wq = ibv_create_wq(pd->context, &attr);
+	if (!wq) {
+		/* No right to frames here. */
+		TRUE(errno == EPERM);
+		return;
+	}
+	TRUE(attr.max_wr >= 4 && attr.max_sge >= 1 && wq->state == IBV_WQS_RESET && wq->pd == pd && wq->cq == cq);
+	STATUS(ibv_modify_wq(wq, &change), EINVAL);
+	change.wq_state = 9;
+	STATUS(ibv_modify_wq(wq, &change), EINVAL);
+	change.attr_mask = IBV_WQ_ATTR_FLAGS;
+	STATUS(ibv_modify_wq(wq, &change), EOPNOTSUPP);
+	change.attr_mask = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE;
+	change.wq_state = IBV_WQS_RDY;
+	change.curr_wq_state = IBV_WQS_RDY;
+	STATUS(ibv_modify_wq(wq, &change), EINVAL);
+	change.curr_wq_state = IBV_WQS_RESET;
+	STATUS(ibv_modify_wq(wq, &change), 0);
+	TRUE(wq->state == IBV_WQS_RDY);
+	STATUS(ibv_destroy_wq(wq), 0);
+}
+
 static void flows(struct ibv_qp *qp)
 {
 	struct ibv_flow_attr attr = { 0 };
@@ -851,6 +890,7 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	missing_verbs(pd->context, pd, cq, qp, &(struct ibv_srq){ .context = pd->context });
 	xrc(pd->context, pd, cq);
 	flows(qp);
+	work_queues(pd, cq);
 	attr.qp_state = IBV_QPS_ERR;
 	STATUS(ibv_modify_qp(qp, &attr, IBV_QP_STATE), EINVAL);
 	TRUE(qp->state == IBV_QPS_RESET);
@@ -868,6 +908,8 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	NUL(ibv_create_qp_ex(pd->context, &(struct ibv_qp_init_attr_ex){ .comp_mask = 0 }), EINVAL);
 	memcpy(&ex, &asked, sizeof asked);
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH;
+	NUL(ibv_create_qp_ex(pd->context, &ex), EINVAL);
+	ex.comp_mask |= IBV_QP_INIT_ATTR_IND_TABLE;
 	NUL(ibv_create_qp_ex(pd->context, &ex), EOPNOTSUPP);
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	ex.pd = pd;

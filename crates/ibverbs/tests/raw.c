@@ -219,6 +219,77 @@ static struct ibv_context *device(const char *mac)
 	return NULL;
 }
 
+/* Frames are spread over two queues by their UDP port: the same one always to the same queue, and each frame to one of them. */
+static void spread(struct end *a, struct end *b)
+{
+	uint8_t key[40];
+	struct ibv_wq *wqs[2];
+	struct ibv_cq *cqs[2];
+	struct ibv_wq_attr ready = { .attr_mask = IBV_WQ_ATTR_STATE, .wq_state = IBV_WQS_RDY };
+	struct ibv_rwq_ind_table_init_attr table_attr = { .log_ind_tbl_size = 1, .ind_tbl = wqs };
+	struct ibv_rwq_ind_table *table;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_qp *keep = b->qp;
+	struct rule all = rule(0, 0);
+	struct ibv_flow *flow;
+	unsigned got[2] = { 0, 0 }, last[2];
+
+	for (unsigned i = 0; i < sizeof key; i++)
+		key[i] = 0x6d + 37 * i;
+	for (int i = 0; i < 2; i++) {
+		struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 64, .max_sge = 1, .pd = b->pd };
+		struct ibv_sge sge = { (uintptr_t)b->memory, ROOM, b->mr->lkey };
+		struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+
+		init.cq = cqs[i] = ibv_create_cq(b->context, 64, NULL, NULL, 0);
+		wqs[i] = ibv_create_wq(b->context, &init);
+		TRUE(wqs[i] && ibv_modify_wq(wqs[i], &ready) == 0);
+		for (int n = 0; n < 64; n++)
+			TRUE(ibv_post_wq_recv(wqs[i], &wr, &bad) == 0);
+		TRUE(ibv_post_wq_recv(wqs[i], &wr, &bad) == ENOMEM);
+	}
+	table = ibv_create_rwq_ind_table(b->context, &table_attr);
+	TRUE(table && ibv_destroy_wq(wqs[0]) == EBUSY);
+	struct ibv_qp_init_attr_ex init = {
+		.qp_type = IBV_QPT_RAW_PACKET, .pd = b->pd, .rwq_ind_tbl = table,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH,
+		.rx_hash_conf = { IBV_RX_HASH_FUNC_TOEPLITZ, 39, key, IBV_RX_HASH_DST_PORT_UDP | IBV_RX_HASH_SRC_IPV4 },
+	};
+	TRUE(!ibv_create_qp_ex(b->context, &init) && errno == EINVAL);
+	init.rx_hash_conf.rx_hash_key_len = sizeof key;
+	init.rx_hash_conf.rx_hash_fields_mask |= IBV_RX_HASH_INNER;
+	TRUE(!ibv_create_qp_ex(b->context, &init) && errno == EOPNOTSUPP);
+	init.rx_hash_conf.rx_hash_fields_mask &= ~(uint64_t)IBV_RX_HASH_INNER;
+	b->qp = ibv_create_qp_ex(b->context, &init);
+	TRUE(b->qp && ibv_destroy_rwq_ind_table(table) == EBUSY);
+	TRUE(ibv_modify_qp(b->qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == EOPNOTSUPP);
+	all.attr.num_of_specs = 2;
+	flow = ibv_create_flow(b->qp, &all.attr);
+	TRUE(flow);
+	for (unsigned i = 0; i < 64; i++) {
+		struct ibv_wc wc;
+		time_t give_up = time(NULL) + 60;
+		int queue = 0;
+
+		/* Each port twice. */
+		send_frame(a, -1, 5000 + i / 2);
+		while (ibv_poll_cq(cqs[queue], 1, &wc) == 0) {
+			queue = !queue;
+			TRUE(time(NULL) < give_up);
+		}
+		TRUE(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.byte_len == FRAME);
+		TRUE(wc.qp_num == wqs[queue]->wq_num);
+		got[queue]++;
+		last[i % 2] = queue;
+		TRUE(i % 2 == 0 || last[0] == last[1]);
+	}
+	TRUE(got[0] + got[1] == 64 && got[0] > 0 && got[1] > 0);
+	TRUE(ibv_destroy_flow(flow) == 0 && ibv_destroy_qp(b->qp) == 0 && ibv_destroy_rwq_ind_table(table) == 0);
+	TRUE(ibv_destroy_wq(wqs[0]) == 0 && ibv_destroy_wq(wqs[1]) == 0);
+	TRUE(ibv_destroy_cq(cqs[0]) == 0 && ibv_destroy_cq(cqs[1]) == 0);
+	b->qp = keep;
+}
+
 int main(void)
 {
 	static struct end a, b;
@@ -324,6 +395,8 @@ int main(void)
 		TRUE(ibv_modify_qp(a.qp, &state, IBV_QP_STATE) == 0);
 		send_frame(&a, -1, 4001);
 	}
+
+	spread(&a, &b);
 
 	/* Rules that cannot be. */
 	wrong = rule(4000, 0);

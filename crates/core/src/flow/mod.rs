@@ -6,6 +6,7 @@
 //! frame to others as well. A queue pair gets a frame once.
 
 mod frame;
+mod rss;
 
 use std::cmp::Ordering;
 
@@ -13,6 +14,8 @@ use smallvec::SmallVec;
 
 use crate::error::CoreError;
 use frame::{Frame, Ip};
+
+pub use rss::{RSS_KEY, RSS_TABLE_MAX, Rss, RssFields, check_table};
 
 /// Rules of a device in a process: a frame is compared with each of them, at worst.
 pub const MAX_FLOWS: usize = 4_096;
