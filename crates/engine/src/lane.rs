@@ -86,7 +86,7 @@ pub struct Lane {
     rings: Option<Arc<RingSleep>>,
     /// What sleepers need of RAW_PACKET queue pairs.
     raw: Arc<RawSleep>,
-    /// Which of them are not to be slept on any more, by place.
+    /// Which of all these descriptors are not to be slept on any more, by place.
     hung_up: AtomicU64,
     closed: AtomicBool,
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use ferroce_core::CoreError;
 use ferroce_core::flow::{FlowId, FlowRule, FlowTable, Receivers};
-use ferroce_link::raw::{FrameBuffer, FrameReceiver, FrameSender, Received};
+use ferroce_link::LinkStats;
+use ferroce_link::raw::{FrameBuffer, FrameReceiver, FrameSender};
 use ferroce_transport::{FrameFate, Nanos};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -58,11 +59,12 @@ pub(crate) struct RawPorts {
     ports: Vec<Port>,
     buffer: Option<FrameBuffer>,
     sleep: Arc<RawSleep>,
+    stats: LinkStats,
 }
 
 impl RawPorts {
     pub(crate) fn new(sleep: Arc<RawSleep>) -> RawPorts {
-        RawPorts { ports: Vec::new(), buffer: None, sleep }
+        RawPorts { ports: Vec::new(), buffer: None, sleep, stats: LinkStats::default() }
     }
 
     /// A queue pair of the device comes.
@@ -117,38 +119,50 @@ impl RawPorts {
     pub(crate) fn receive(&mut self, sink: &mut dyn FnMut(u16, u32, &[u8])) -> usize {
         let Some(buffer) = &mut self.buffer else { return 0 };
         let mut count = 0;
-        for port in &self.ports {
-            let Some(receiver) = &port.receiver else { continue };
+        for port in &mut self.ports {
+            let Some(receiver) = &mut port.receiver else { continue };
             for _ in 0..RECEIVE_BUDGET {
-                match receiver.recv(buffer) {
-                    Ok(Some(Received::Frame(frame))) => {
-                        port.flows.steer(frame).into_iter().for_each(|(slot, tag)| sink(slot, tag, frame));
-                    }
-                    Ok(Some(Received::NoFrame)) => {}
+                let frame = match receiver.recv(buffer, &mut self.stats) {
+                    Ok(Some(frame)) => frame,
                     Ok(None) => break,
                     Err(error) => {
                         log::debug!("interface {}: no frames: {error}", port.ifindex);
                         break;
                     }
-                }
+                };
                 count += 1;
+                let receivers = port.flows.steer(frame);
+                self.stats.frame_rx_unwanted += u64::from(receivers.is_empty());
+                receivers.into_iter().for_each(|(slot, tag)| sink(slot, tag, frame));
             }
         }
         count
     }
 
     /// Gives a frame to the device; tells what became of it, and who in this process gets it as well.
-    pub(crate) fn send(&self, ifindex: u32, frame: &[u8], now: Nanos) -> (FrameFate, Receivers<u16>) {
+    pub(crate) fn send(&mut self, ifindex: u32, frame: &[u8], now: Nanos) -> (FrameFate, Receivers<u16>) {
         let port = self.ports.iter().find(|port| port.ifindex == ifindex).expect("its queue pair has entered it");
-        let sent = port.sender.send(frame);
-        let fate = match sent.as_ref().map_err(io::Error::raw_os_error) {
-            Err(Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR)) => FrameFate::NoRoom { again: now + NO_ROOM_NS },
-            Err(Some(libc::EMSGSIZE)) => FrameFate::TooLong,
+        match port.sender.send(frame).map_err(|error| error.raw_os_error()) {
+            Ok(()) => {
+                self.stats.frame_tx += 1;
+                let comes_back = port.sender.loops();
+                (FrameFate::Taken, if comes_back { Receivers::new() } else { port.flows.steer(frame) })
+            }
+            Err(Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR)) => {
+                (FrameFate::NoRoom { again: now + NO_ROOM_NS }, Receivers::new())
+            }
+            Err(Some(libc::EMSGSIZE)) => (FrameFate::TooLong, Receivers::new()),
             // An interface that is down loses it, as a cable that is not plugged in.
-            Ok(()) | Err(_) => FrameFate::Taken,
-        };
-        let comes_back = port.sender.loops() || sent.is_err();
-        (fate, if comes_back { Receivers::new() } else { port.flows.steer(frame) })
+            Err(_) => {
+                self.stats.frame_tx_lost += 1;
+                (FrameFate::Taken, Receivers::new())
+            }
+        }
+    }
+
+    /// What it counted.
+    pub(crate) fn stats(&self) -> &LinkStats {
+        &self.stats
     }
 
     fn port(&mut self, ifindex: u32) -> Option<&mut Port> {

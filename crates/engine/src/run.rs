@@ -246,6 +246,7 @@ impl LaneState {
 
     pub(crate) fn link_stats(&self) -> LinkStats {
         let mut stats = self.link.stats();
+        stats.merge(self.raw.stats());
         if let Some(rings) = &self.rings {
             stats.merge(rings.stats());
         }

@@ -80,7 +80,8 @@ impl Pd {
     /// Makes a queue pair in RESET.
     ///
     /// # Errors
-    /// EINVAL: sizes above the device's limits, an SRQ or CQ of another context. ENOMEM: no number left.
+    /// EINVAL: sizes above the device's limits, an SRQ or CQ of another context. ENOMEM: no number left. EPERM: a RAW_PACKET queue pair without
+    /// CAP_NET_RAW.
     pub fn create_qp(self: &Arc<Self>, create: &QpCreate) -> Result<Arc<Qp>> {
         self.context.check()?;
         Qp::create(self, create)

@@ -98,6 +98,20 @@ stats! {
     ring_broken,
     /// Rings that were offered and not taken: no sealed memory, of the wrong size or version, or unasked-for.
     ring_refused,
+    /// Frames of RAW_PACKET queue pairs given to interfaces.
+    frame_tx,
+    /// Frames that an interface refused because it is down, or gone.
+    frame_tx_lost,
+    /// Frames that came in by interfaces with flows, wanted by a flow or not.
+    frame_rx,
+    /// Frames that came in and no flow wanted: most of them are the host's.
+    frame_rx_unwanted,
+    /// Frames dropped: longer than any interface's MTU (merged by the system).
+    frame_rx_too_long,
+    /// Frames that the system dropped because they were not read in time. Known when the next one is read.
+    frame_rx_drop_full,
+    /// Errors of reading frames, such as an interface that goes down.
+    frame_rx_errors,
     /// Packets that a fault middleware lost on purpose.
     fault_lost,
     /// Packets that a fault middleware doubled.

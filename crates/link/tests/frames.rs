@@ -3,7 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use ferroce_link::raw::{FrameBuffer, FrameReceiver, FrameSender, Received};
+use ferroce_link::LinkStats;
+use ferroce_link::raw::{FrameBuffer, FrameReceiver, FrameSender};
 
 /// Set in the process that runs inside of the namespace.
 const INSIDE: &str = "FERROCE_TEST_INSIDE";
@@ -29,10 +30,11 @@ fn is_outside(test: &str) -> bool {
 }
 
 /// The next frame with this EtherType (others may be about).
-fn next(receiver: &FrameReceiver, buffer: &mut FrameBuffer, ether_type: [u8; 2]) -> Vec<u8> {
+fn next(receiver: &mut FrameReceiver, ether_type: [u8; 2], stats: &mut LinkStats) -> Vec<u8> {
+    let mut buffer = FrameBuffer::default();
     loop {
-        match receiver.recv(buffer).expect("the interface is up") {
-            Some(Received::Frame(frame)) if frame[12..14] == ether_type => return frame.to_vec(),
+        match receiver.recv(&mut buffer, stats).expect("the interface is up") {
+            Some(frame) if frame[12..14] == ether_type => return frame.to_vec(),
             Some(_) => {}
             None => std::thread::sleep(Duration::from_millis(1)),
         }
@@ -50,21 +52,52 @@ fn frames_come_back_by_loopback_as_they_were() {
     if is_outside("frames_come_back_by_loopback_as_they_were") {
         return;
     }
-    let (sender, receiver) = (FrameSender::open(LOOPBACK).unwrap(), FrameReceiver::open(LOOPBACK).unwrap());
-    let mut buffer = FrameBuffer::default();
+    let (sender, mut receiver) = (FrameSender::open(LOOPBACK).unwrap(), FrameReceiver::open(LOOPBACK).unwrap());
+    let mut stats = LinkStats::default();
     assert!(sender.loops());
     // Local experimental (IEEE 802), VLAN (its tag goes through the kernel's own hands), and the longest that loopback takes.
     for (ether_type, len) in [([0x88, 0xb5], 60), ([0x88, 0xb5], 15), ([0x81, 0x00], 64), ([0x88, 0xb6], 14 + 65_536)] {
         let sent = frame(ether_type, len);
         sender.send(&sent).expect("there is room");
-        assert_eq!(next(&receiver, &mut buffer, ether_type), sent, "{ether_type:x?}, {len} bytes");
+        assert_eq!(next(&mut receiver, ether_type, &mut stats), sent, "{ether_type:x?}, {len} bytes");
     }
     // What the host sends is seen once, as it comes back; nothing is left.
-    while let Some(received) = receiver.recv(&mut buffer).expect("the interface is up") {
-        assert!(!matches!(received, Received::Frame(frame) if frame[12..14] == [0x88, 0xb5]));
+    let mut buffer = FrameBuffer::default();
+    while let Some(frame) = receiver.recv(&mut buffer, &mut stats).expect("the interface is up") {
+        assert_ne!(frame[12..14], [0x88, 0xb5]);
     }
+    assert!(stats.frame_rx >= 4, "{stats:?}");
+    assert_eq!((stats.frame_rx_drop_full, stats.frame_rx_too_long, stats.frame_rx_errors), (0, 0, 0));
     let too_long = sender.send(&frame([0x88, 0xb5], 14 + 65_537)).expect_err("above the MTU");
     assert_eq!(too_long.raw_os_error(), Some(libc::EMSGSIZE));
+}
+
+#[test]
+fn frames_that_are_not_read_in_time_are_counted() {
+    if is_outside("frames_that_are_not_read_in_time_are_counted") {
+        return;
+    }
+    const SENT: u64 = 2000;
+    let (sender, mut receiver) = (FrameSender::open(LOOPBACK).unwrap(), FrameReceiver::open(LOOPBACK).unwrap());
+    let (mut stats, mut buffer) = (LinkStats::default(), FrameBuffer::default());
+    // More bytes than any buffer that the system lets us have; loopback delivers while `send` runs.
+    for _ in 0..SENT {
+        sender.send(&frame([0x88, 0xb5], 14 + 65_536)).expect("there is room");
+    }
+    let mut read = 0;
+    // The count comes with the next frame that finds room, when the kernel is done with those before.
+    for _ in 0..10_000 {
+        while receiver.recv(&mut buffer, &mut stats).expect("the interface is up").is_some() {
+            read += 1;
+        }
+        if stats.frame_rx_drop_full > 0 {
+            break;
+        }
+        sender.send(&frame([0x88, 0xb5], 60)).expect("there is room");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(stats.frame_rx_drop_full > 0, "{stats:?}");
+    assert_eq!(stats.frame_rx, read, "what was dropped is not counted as received");
 }
 
 #[test]

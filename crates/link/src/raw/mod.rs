@@ -7,12 +7,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_transport::MAX_FRAME;
 
+use crate::LinkStats;
 use crate::udp::sys::{Buffer, grow_buffer};
 
 /// Bytes of a frame's two addresses: a VLAN tag follows them.
 const ADDRESSES: usize = 12;
 /// Bytes of a VLAN tag.
 const TAG: usize = 4;
+/// Frames that are left out of one look at a socket: more than its buffer holds, and yet a bound.
+const LEFT_OUT_MAX: usize = 65_536;
 /// Bytes of frames that may wait to be read, if the system lets us have them.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -53,6 +56,8 @@ impl FrameSender {
 #[derive(Debug)]
 pub struct FrameReceiver {
     fd: OwnedFd,
+    /// Frames that the system dropped so far, modulo 2^32.
+    dropped: u32,
 }
 
 impl FrameReceiver {
@@ -62,11 +67,11 @@ impl FrameReceiver {
     /// As for [`FrameSender::open`].
     pub fn open(ifindex: u32) -> io::Result<FrameReceiver> {
         let fd = sys::socket()?;
-        sys::ask_for_tags(fd.as_fd())?;
+        sys::ask_for_facts(fd.as_fd())?;
         // A smaller buffer loses frames sooner, and works.
         grow_buffer(fd.as_fd(), Buffer::Receive, RECEIVE_BUFFER);
         sys::bind(fd.as_fd(), ifindex, sys::Take::All)?;
-        Ok(FrameReceiver { fd })
+        Ok(FrameReceiver { fd, dropped: 0 })
     }
 
     /// Becomes readable when there are frames.
@@ -78,20 +83,36 @@ impl FrameReceiver {
     ///
     /// # Errors
     /// What `recvmsg(2)` says, such as ENETDOWN, once for each time the interface goes down.
-    pub fn recv<'b>(&self, buffer: &'b mut FrameBuffer) -> io::Result<Option<Received<'b>>> {
+    pub fn recv<'b>(&mut self, buffer: &'b mut FrameBuffer, stats: &mut LinkStats) -> io::Result<Option<&'b [u8]>> {
         let FrameBuffer(bytes) = buffer;
-        let (room, end) = (bytes.len() - TAG, bytes.len());
-        match sys::recv(self.fd.as_fd(), &mut bytes[..room]) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
-            Ok(frame) if frame.outgoing || frame.len < ADDRESSES || frame.len > end - TAG => {
-                Ok(Some(Received::NoFrame))
+        let room = bytes.len() - TAG;
+        for _ in 0..LEFT_OUT_MAX {
+            let frame = match sys::recv(self.fd.as_fd(), &mut bytes[..room]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => {
+                    stats.frame_rx_errors += 1;
+                    return Err(error);
+                }
+                Ok(frame) => frame,
+            };
+            if let Some(dropped) = frame.dropped {
+                stats.frame_rx_drop_full +=
+                    u64::from(dropped.wrapping_sub(std::mem::replace(&mut self.dropped, dropped)));
             }
-            Ok(sys::Frame { len, tag: None, .. }) => Ok(Some(Received::Frame(&bytes[..len]))),
-            Ok(sys::Frame { len, tag: Some((tpid, tci)), .. }) => {
-                Ok(Some(Received::Frame(tagged(bytes, len, tpid, tci))))
+            if frame.outgoing {
+                continue;
             }
+            stats.frame_rx += 1;
+            if !(ADDRESSES..=room).contains(&frame.len) {
+                stats.frame_rx_too_long += 1;
+                continue;
+            }
+            return Ok(Some(match frame.tag {
+                Some((tpid, tci)) => tagged(bytes, frame.len, tpid, tci),
+                None => &bytes[..frame.len],
+            }));
         }
+        Ok(None)
     }
 }
 
@@ -101,15 +122,6 @@ fn tagged(bytes: &mut [u8], len: usize, tpid: u16, tci: u16) -> &[u8] {
     bytes[ADDRESSES..ADDRESSES + 2].copy_from_slice(&tpid.to_be_bytes());
     bytes[ADDRESSES + 2..ADDRESSES + TAG].copy_from_slice(&tci.to_be_bytes());
     &bytes[..len + TAG]
-}
-
-/// What was waiting in a socket.
-#[derive(Debug)]
-pub enum Received<'b> {
-    /// A frame.
-    Frame(&'b [u8]),
-    /// Something that is left out: sent by this host, or longer than any frame.
-    NoFrame,
 }
 
 /// Room for a frame of any length.

@@ -58,9 +58,10 @@ pub(super) fn is_loopback(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(name.sll_hatype == libc::ARPHRD_LOOPBACK)
 }
 
-/// Asks for VLAN tags beside the frames, and for no copies of what the host sends.
-pub(super) fn ask_for_tags(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// Asks for VLAN tags and the number of dropped frames beside the frames, and for no copies of what the host sends.
+pub(super) fn ask_for_facts(fd: BorrowedFd<'_>) -> io::Result<()> {
     set_option(fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
     // Kernels before 4.20 do not have it: then `Frame::outgoing` tells.
     let _ = set_option(fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1);
     Ok(())
@@ -93,11 +94,15 @@ pub(super) struct Frame {
     pub(super) tag: Option<(u16, u16)>,
     /// This host sent it.
     pub(super) outgoing: bool,
+    /// How many frames the socket has dropped so far, if any.
+    pub(super) dropped: Option<u32>,
 }
 
-/// Bytes for the one control message that was asked for.
+/// Bytes for the two control messages that were asked for.
 // SAFETY: CMSG_SPACE is arithmetic on its argument.
-const CONTROL: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::tpacket_auxdata>() as u32) } as usize;
+const CONTROL: usize =
+    unsafe { libc::CMSG_SPACE(size_of::<libc::tpacket_auxdata>() as u32) + libc::CMSG_SPACE(size_of::<u32>() as u32) }
+        as usize;
 
 #[repr(C, align(8))]
 struct Control([u8; CONTROL]);
@@ -123,32 +128,42 @@ pub(super) fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Frame> {
     if len < 0 {
         return Err(io::Error::last_os_error());
     }
-    let tag = auxiliary(&header).and_then(|aux| tag(&aux));
-    Ok(Frame { len: len as usize, tag, outgoing: name.sll_pkttype == libc::PACKET_OUTGOING })
+    let mut frame =
+        Frame { len: len as usize, tag: None, outgoing: name.sll_pkttype == libc::PACKET_OUTGOING, dropped: None };
+    // SAFETY: msg_control points to a live buffer of which the system filled msg_controllen bytes with control messages.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(&header) };
+    while !control.is_null() {
+        // SAFETY: FIRSTHDR and NXTHDR give only headers that lie wholly in the buffer.
+        let (level, kind) = unsafe { ((*control).cmsg_level, (*control).cmsg_type) };
+        match (level, kind) {
+            (libc::SOL_PACKET, libc::PACKET_AUXDATA) => frame.tag = control_value(control).and_then(|aux| tag(&aux)),
+            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => frame.dropped = control_value(control),
+            _ => {}
+        }
+        // SAFETY: as for FIRSTHDR; `control` is a header of this buffer.
+        control = unsafe { libc::CMSG_NXTHDR(&header, control) };
+    }
+    Ok(frame)
 }
 
-/// What the system says beside a frame.
+/// What the system puts into a control message: plain numbers, for which every pattern of bytes is a value.
+trait ControlData: Copy {}
+impl ControlData for u32 {}
+impl ControlData for libc::tpacket_auxdata {}
+
+/// Copies the data out of a control message, if it has as much. `control` is one of FIRSTHDR or NXTHDR.
 #[allow(clippy::unnecessary_cast)] // the type of cmsg_len differs between C libraries
-fn auxiliary(header: &libc::msghdr) -> Option<libc::tpacket_auxdata> {
-    // SAFETY: msg_control points to a live buffer of which the system filled msg_controllen bytes with control messages.
-    let control = unsafe { libc::CMSG_FIRSTHDR(header) };
-    if control.is_null() {
+fn control_value<T: ControlData>(control: *const libc::cmsghdr) -> Option<T> {
+    // SAFETY: as said above. CMSG_LEN is arithmetic.
+    let (have, need) = unsafe { ((*control).cmsg_len as usize, libc::CMSG_LEN(size_of::<T>() as u32) as usize) };
+    if have < need {
         return None;
     }
-    // SAFETY: FIRSTHDR gives only a header that lies wholly in the buffer. CMSG_LEN is arithmetic.
-    let (level, kind, have, need) = unsafe {
-        let need = libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) as usize;
-        ((*control).cmsg_level, (*control).cmsg_type, (*control).cmsg_len as usize, need)
-    };
-    if (level, kind) != (libc::SOL_PACKET, libc::PACKET_AUXDATA) || have < need {
-        return None;
-    }
-    let mut aux = MaybeUninit::<libc::tpacket_auxdata>::uninit();
-    // SAFETY: behind the header lie at least the bytes of the structure (just checked), and `aux` has room for them; it is plain numbers,
-    // for which every pattern of bytes is a value.
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: behind the header lie at least the bytes of a `T` (just checked), and `value` has room for them; it is plain numbers.
     unsafe {
-        libc::CMSG_DATA(control).copy_to_nonoverlapping(aux.as_mut_ptr().cast(), size_of::<libc::tpacket_auxdata>());
-        Some(aux.assume_init())
+        libc::CMSG_DATA(control).copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
+        Some(value.assume_init())
     }
 }
 
