@@ -656,6 +656,12 @@ fn bind_socket(v6: bool, port: u16) -> Result<OwnedFd, Errno> {
     if v6 {
         sockopt::set_ipv6_v6only(&socket, false)?;
         option(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
+        // Linux's RoCEv2 and cards leave the UDP checksum out (the ICRC is the better one), which IPv6 forbids by default.
+        if let Err(errno) = option(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1) {
+            log::debug!(
+                "this kernel drops packets of IPv6 without a UDP checksum, as rdma_rxe and cards send them: {errno}"
+            );
+        }
     }
     // The kernel merges a flow's packets if one socket of the group wants that, and asks any of them (it has not steered the
     // packets yet). Were they not of one mind, a socket more or less would end the merging of other lanes' flows in mid-train,

@@ -229,6 +229,18 @@ fn every_socket_of_the_group_takes_merged_datagrams() {
     }
 }
 
+/// rdma_rxe and cards send so: what they said to the connection manager was lost, since only lanes took it.
+#[test]
+fn every_socket_of_the_group_takes_ipv6_packets_without_a_udp_checksum() {
+    let port = free_port();
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let leases = [3, 4].map(|lane| lease(&mut group, lane));
+    let socket = UdpSocket::bind("[::1]:0").unwrap();
+    sys::set_int_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).unwrap();
+    let mut sender = Sender { port, sources: vec![(socket, "::1")], tag: 0 };
+    check(&group, &mut sender, &leases, &[0, 9]);
+}
+
 /// What programs have after the death of a group's owner: some lanes' sockets, in an order that closing has mixed up.
 fn orphans(port: u16, lanes: std::ops::RangeInclusive<u16>) -> Vec<Leased> {
     let mut group = Group::open(port, Arc::default()).unwrap();
