@@ -1,7 +1,8 @@
 //! RDMA verbs for every machine: no card, no kernel module, no root.
 //!
 //! The objects are those of verbs: a [`Device`] is opened to a [`Context`], which makes [`Pd`]s and [`Cq`]s; a PD makes [`Mr`]s,
-//! [`Qp`]s, [`Srq`]s and [`Ah`]s. Everything is shared by `Arc` and may be used from any thread.
+//! [`Qp`]s, [`Srq`]s and [`Ah`]s. Whole Ethernet frames go through queue pairs of type RAW_PACKET, to which [`Flow`]s steer what comes in, or
+//! over [`Wq`]s, over which they are spread. Everything is shared by `Arc` and may be used from any thread.
 //!
 //! Packets are RoCEv2 on UDP port 4791, so that the peer may be another Ferroce, Linux's rdma_rxe or a hardware card.
 

@@ -1,6 +1,7 @@
 /* RAW_PACKET queue pairs and flows: two ends of a veth pair in one process, so that frames really leave and arrive. Prints "good". */
 #include <errno.h>
 #include <linux/capability.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@ enum { FRAME = 100, ROOM = 2048, RECEIVES = 8 };
 struct end {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
 	struct ibv_cq_ex *cq;
 	struct ibv_mr *mr;
 	struct ibv_qp *qp;
@@ -89,6 +91,7 @@ static void open_end(struct end *end, struct ibv_context *context)
 
 	end->context = context;
 	end->pd = ibv_alloc_pd(context);
+	attr.channel = end->channel = ibv_create_comp_channel(context);
 	end->cq = ibv_create_cq_ex(context, &attr);
 	end->mr = ibv_reg_mr(end->pd, end->memory, sizeof end->memory, IBV_ACCESS_LOCAL_WRITE);
 	TRUE(end->pd && end->cq && end->mr);
@@ -145,6 +148,30 @@ static void arrived(struct end *end, int tag, unsigned port, uint32_t flow_tag)
 	TRUE(opcode == IBV_WC_RECV && len == length(sent, tag, port) && found == flow_tag);
 	TRUE(memcmp(end->memory + (wr_id + 1) * ROOM, sent, len) == 0);
 	receive_at(end, wr_id);
+}
+
+static void *send_later(void *end)
+{
+	usleep(20000);
+	send_frame(end, -1, 4000);
+	return NULL;
+}
+
+/* A frame wakes a program that sleeps in a completion channel. */
+static void woken_by_a_frame(struct end *a, struct end *b, uint32_t flow_tag)
+{
+	struct ibv_cq *cq;
+	void *context;
+	pthread_t sender;
+
+	for (int i = 0; i < 3; i++) {
+		TRUE(ibv_req_notify_cq(ibv_cq_ex_to_cq(b->cq), 0) == 0);
+		TRUE(pthread_create(&sender, NULL, send_later, a) == 0);
+		TRUE(ibv_get_cq_event(b->channel, &cq, &context) == 0 && cq == ibv_cq_ex_to_cq(b->cq));
+		ibv_ack_cq_events(cq, 1);
+		arrived(b, -1, 4000, flow_tag);
+		pthread_join(sender, NULL);
+	}
 }
 
 struct rule {
@@ -323,6 +350,7 @@ int main(void)
 	send_frame(&a, -1, 4001);
 	send_frame(&a, -1, 4000);
 	arrived(&b, -1, 4000, 11);
+	woken_by_a_frame(&a, &b, 11);
 
 	/* The tag of a VLAN is part of the frame, and of what rules see. */
 	second = tagged(&b, 4002, 0x123, 12);
