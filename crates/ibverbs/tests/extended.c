@@ -19,6 +19,14 @@
 
 enum { DEPTH = 4, SIZE = 4096, GIVE_UP_MS = 60000 };
 
+/* What rdma-core's headers have since version 45. */
+enum {
+	ACCESS_FLUSH_GLOBAL = 1 << 8, ACCESS_FLUSH_PERSISTENT = 1 << 9, WITH_FLUSH = 1 << 11, WITH_ATOMIC_WRITE = 1 << 12,
+	WC_FLUSH = 8, WC_ATOMIC_WRITE = 9, TO_GLOBAL = 1, OF_RANGE = 0, OF_MR = 1,
+	/* Of wr_flush, the last member of struct ibv_qp_ex. */
+	WR_FLUSH = 352,
+};
+
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_comp_channel *channel;
@@ -34,7 +42,8 @@ static void to(struct ibv_qp *of, enum ibv_qp_state state, uint32_t peer)
 	struct ibv_qp_attr attr = {
 		.qp_state = state, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+				   ACCESS_FLUSH_GLOBAL,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 1 } },
 	};
 	int mask = IBV_QP_STATE;
@@ -60,7 +69,8 @@ static void set_up(struct ibv_srq *srq)
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
 				  IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
-				  IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+				  IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
+				  WITH_FLUSH | WITH_ATOMIC_WRITE,
 	};
 
 	channel = ibv_create_comp_channel(context);
@@ -111,7 +121,7 @@ static void start(uint64_t id, enum ibv_wc_status status)
 	MUST(send_cq->wr_id == id && send_cq->status == status);
 }
 
-static void sent(uint64_t id, enum ibv_wc_opcode opcode)
+static void sent(uint64_t id, unsigned int opcode)
 {
 	start(id, IBV_WC_SUCCESS);
 	MUST(ibv_wc_read_opcode(send_cq) == opcode);
@@ -488,6 +498,47 @@ static void completion_events(void)
 	MUST(!ibv_destroy_comp_channel(channel));
 }
 
+/* As ibv_wr_flush of later headers: through the pointer behind all others. */
+static void wr_flush(size_t length, uint8_t type, uint8_t level)
+{
+	void (*call)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
+
+	memcpy(&call, (char *)ex + WR_FLUSH, sizeof call);
+	call(ex, mr->rkey, (uintptr_t)memory + SIZE, length, type, level);
+}
+
+/* FLUSH of a range and of all, and ATOMIC WRITE between. */
+static void placed(void)
+{
+	ibv_wr_start(ex);
+	begin(91, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE);
+	ibv_wr_set_inline_data(ex, "placed", 7);
+	begin(92, IBV_SEND_SIGNALED);
+	wr_flush(7, TO_GLOBAL, OF_RANGE);
+	begin(93, IBV_SEND_SIGNALED);
+	ibv_wr_atomic_write(ex, mr->rkey, (uintptr_t)memory + SIZE + 8, "8 bytes");
+	begin(94, IBV_SEND_SIGNALED);
+	wr_flush(0, TO_GLOBAL, OF_MR);
+	MUST(!ibv_wr_complete(ex));
+	sent(91, IBV_WC_RDMA_WRITE);
+	sent(92, WC_FLUSH);
+	sent(93, WC_ATOMIC_WRITE);
+	sent(94, WC_FLUSH);
+	MUST(!strcmp(memory + SIZE, "placed") && !strcmp(memory + SIZE + 8, "8 bytes"));
+
+	/* What is neither to be visible nor to persist, and no level at all. */
+	ibv_wr_start(ex);
+	begin(95, IBV_SEND_SIGNALED);
+	wr_flush(7, 0, OF_RANGE);
+	MUST(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	begin(96, IBV_SEND_SIGNALED);
+	wr_flush(7, TO_GLOBAL, OF_MR + 1);
+	MUST(ibv_wr_complete(ex) == EINVAL);
+	MUST(!ibv_reg_mr(pd, memory, sizeof memory, ACCESS_FLUSH_PERSISTENT) && errno == EOPNOTSUPP);
+}
+
 static void asynchronous_events(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -531,10 +582,12 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	MUST(pd);
 	mr = ibv_reg_mr(pd, memory, sizeof memory,
-			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+			ACCESS_FLUSH_GLOBAL);
 	MUST(mr);
 	set_up(NULL);
 	batches();
+	placed();
 	timestamps();
 	all_or_nothing();
 	lists();
