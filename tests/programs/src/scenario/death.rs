@@ -139,22 +139,22 @@ fn kill_perftest(world: &World<'_>, victim: Running, mut survivor: Running) -> R
 pub(super) fn kill_service(world: &World<'_>) -> Result<(), Failure> {
     let (server, mut client) = world.start_pair("traffic", &["-D", "4"], &["-D", "4"])?;
     sleep(2 * A_WHILE);
-    let ours = [server.pid(), server.program_pid(), client.pid(), client.program_pid()];
-    let mut ended = 0;
-    for namespace in world.wire.namespaces() {
-        for pid in namespace.processes().into_iter().filter(|pid| !ours.contains(pid)) {
-            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            if comm.starts_with("ferroced") && kill_process(pid, Signal::KILL).is_ok() {
-                ended += 1;
-            }
+    // Keeper and worker; the worker is not named ferroced, as it is started by /proc/self/exe. None sees the other die.
+    let services: Vec<Pid> =
+        world.wire.namespaces().iter().flat_map(|namespace| namespace.processes()).filter(is_service).collect();
+    for signal in [Signal::STOP, Signal::KILL] {
+        if services.len() < 2 || !services.iter().all(|pid| kill_process(*pid, signal).is_ok()) {
+            return Err(Failure::new(format!("keeper and worker cannot be ended: {services:?}")));
         }
-    }
-    if ended == 0 {
-        return Err(Failure::new("no process named ferroced serves the namespace"));
     }
     client.poll()?;
     super::all_ok(&wait_all(vec![server, client], MINUTE)?)?;
     pairs::works(world)
+}
+
+fn is_service(pid: &Pid) -> bool {
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
+    exe.is_ok_and(|exe| exe.file_name().is_some_and(|name| name == "ferroced"))
 }
 
 /// The worker, the keeper, or both at once die under traffic that goes through sockets, ten times: it goes on, others begin and
