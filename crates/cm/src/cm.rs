@@ -60,6 +60,8 @@ pub struct Cm {
     /// Ports whose listener has gone, and until when requests for them are dropped instead of rejected, whatever their port space:
     /// a program may listen for datagrams next.
     pub(crate) closing: BTreeMap<u16, Nanos>,
+    /// Until when owners may bring along what another machine knew.
+    pub(crate) gathering: Nanos,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     pub(crate) stats: Stats,
@@ -147,8 +149,8 @@ impl Cm {
     pub fn new(config: Config) -> Cm {
         Cm {
             rng: StdRng::from_seed(config.seed),
+            last_id: config.ids_after,
             config,
-            last_id: 0,
             ids: BTreeMap::new(),
             owners: BTreeMap::new(),
             ports: Ports::default(),
@@ -161,10 +163,17 @@ impl Cm {
             owing: BTreeSet::new(),
             waiting: BTreeSet::new(),
             closing: BTreeMap::new(),
+            gathering: 0,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             stats: Stats::default(),
         }
+    }
+
+    /// Owners bring along until then what another machine knew, listeners and connections: requests that nobody listens for, and messages
+    /// of connections that nobody knows, are dropped instead of refused. Peers send them again.
+    pub fn gather(&mut self, until: Nanos) {
+        self.gathering = self.gathering.max(until);
     }
 
     /// A new id (`rdma_create_id`). [`CmError::Limit`] if the owner or the host has too many.

@@ -8,6 +8,9 @@ pub struct Config {
     /// From the system's random numbers: communication ids, transaction ids, PSNs and ports come from it. Two machines with the
     /// same seed and the same inputs do the same.
     pub seed: [u8; 32],
+    /// Numbers of ids begin after this. Owners that outlive a machine and go over to another one must not take the ids of one for those
+    /// of the other.
+    pub ids_after: u64,
     /// How much may be there at once.
     pub limits: Limits,
     /// How long things take.
@@ -17,7 +20,7 @@ pub struct Config {
 impl Config {
     /// The usual limits and times.
     pub fn new(seed: [u8; 32]) -> Config {
-        Config { seed, limits: Limits::default(), timing: Timing::default() }
+        Config { seed, ids_after: 0, limits: Limits::default(), timing: Timing::default() }
     }
 }
 

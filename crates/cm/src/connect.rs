@@ -246,9 +246,10 @@ impl Cm {
         self.enter_timewait(now, id);
     }
 
-    /// The listener of a service's port has just gone.
+    /// The listener of a service's port has just gone, or may be about to come.
     pub(crate) fn is_closing(&self, now: Nanos, service: ServiceId) -> bool {
-        service.port().and_then(|(_, port)| self.closing.get(&port)).is_some_and(|until| *until > now)
+        now < self.gathering
+            || service.port().and_then(|(_, port)| self.closing.get(&port)).is_some_and(|until| *until > now)
     }
 
     /// Gives an id up (`rdma_destroy_id`). A peer that is owed an answer gets one. No event comes any more. With a listener go the

@@ -150,8 +150,8 @@ pub enum DropReason {
     /// Answered with a SIDR_REP: nobody listens.
     #[error("nobody resolves that service id")]
     NotResolved,
-    /// The listener has just gone: there may be another in a moment.
-    #[error("the listener has just gone")]
+    /// The listener has just gone, or programs are just bringing theirs along: there may be one in a moment.
+    #[error("the listener has just gone, or is about to come")]
     Closing,
     /// The listener has as many requests waiting as it may have.
     #[error("the listener's backlog is full")]

@@ -34,7 +34,7 @@ impl Cm {
             Message::SidrRep(rep) => self.handle_sidr_rep(now, arrival, mad, rep),
             _ => match self.find(arrival, &mad.message)? {
                 Some(id) => self.apply(now, id, mad),
-                None => self.answer_unknown(arrival, mad),
+                None => self.answer_unknown(now, arrival, mad),
             },
         }
     }
@@ -79,7 +79,10 @@ impl Cm {
     }
 
     /// Nobody knows the connection: its other end shall not wait for us.
-    fn answer_unknown(&mut self, arrival: &Arrival, mad: &Mad) -> Result<(), DropReason> {
+    fn answer_unknown(&mut self, now: Nanos, arrival: &Arrival, mad: &Mad) -> Result<(), DropReason> {
+        if now < self.gathering {
+            return Err(DropReason::UnknownId { message: mad.message.name() });
+        }
         let answer = match &mad.message {
             Message::Rep(m) => rej(m.remote_comm_id, m.local_comm_id, Subject::REP, RejReason::INVALID_COMM_ID).into(),
             // Its sender is connected alone.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ferroce_cm::{CmError, Config, EventKind, Owner, State, errno};
+use ferroce_cm::{CmError, Config, DropReason, EventKind, Owner, State, errno};
 use ferroce_wire::mad::{Message, RejReason};
 
 /// One message is lost, or several: everything happens all the same, once, and soon.
@@ -502,6 +502,39 @@ fn connections_outlive_their_manager() {
             net.end();
         }
     }
+}
+
+/// Owners bring along what they have one after the other: peers that are faster are not told that it is not there.
+#[test]
+fn nothing_is_refused_while_owners_bring_along_what_they_have() {
+    const GATHERING: u64 = 300 * MS;
+    let mut net = Net::new(2);
+    let (client, server) = net.established();
+    let kept = net.hosts[1].established(server).unwrap();
+    net.hosts[1] = ferroce_cm::Cm::new(Config { ids_after: 1 << 40, ..Config::new([99; 32]) });
+    let now = net.now;
+    net.hosts[1].gather(now + GATHERING);
+
+    net.at(0, |cm, now| cm.disconnect(now, client)).unwrap();
+    net.connect(0, 1, 0x12);
+    net.run(10 * MS);
+    assert_eq!(net.drops, [DropReason::UnknownId { message: "DREQ" }, DropReason::Closing]);
+    let adopted = net.at(1, |cm, _| cm.adopt(OWNER, &kept)).unwrap();
+    assert!(adopted.number() > 1 << 40, "no number of before");
+    net.listen(1, 0);
+    net.run(10 * SECOND);
+    let mut names = net.names(1);
+    names.sort_unstable();
+    assert_eq!(names, ["CONNECT_REQUEST", "DISCONNECTED"]);
+    assert!(!net.messages().contains(&"REJ"), "{:?}", net.messages());
+
+    // Later, what is not there is refused at once.
+    net.hosts[1] = ferroce_cm::Cm::new(Config::new([100; 32]));
+    net.events[0].clear();
+    net.connect(0, 1, 0x13);
+    net.run(10 * MS);
+    assert_eq!(net.names(0), ["REJECTED"]);
+    net.end();
 }
 
 /// Only what is established can be kept.

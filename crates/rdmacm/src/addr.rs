@@ -143,9 +143,14 @@ pub(crate) fn show_route(id: &IdObject) -> Call<()> {
 
 /// Gives an id an address.
 pub(crate) fn bind(id: &IdObject, addr: &sockaddr_storage) -> Call<()> {
-    let (number, reuse, v6_only) = {
+    id.ask(|number| bind_as(id, number, addr))
+}
+
+/// The same where the service's number of the id is known.
+pub(crate) fn bind_as(id: &IdObject, number: u64, addr: &sockaddr_storage) -> Call<()> {
+    let (reuse, v6_only) = {
         let inner = id.inner();
-        (inner.number, inner.reuse.into(), inner.v6_only.into())
+        (inner.reuse.into(), inner.v6_only.into())
     };
     let mut bound = MaybeUninit::<sockaddr_storage>::uninit();
     // SAFETY: an address of ours; room for another.

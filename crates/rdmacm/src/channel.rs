@@ -32,6 +32,16 @@ impl Queued {
             Queued::Service(event) => event.id,
         }
     }
+
+    fn renumber(&mut self, old: u64, new: u64) {
+        let event_id = match self {
+            Queued::Local { id, .. } | Queued::Joined { id, .. } => id,
+            Queued::Service(event) => &mut event.id,
+        };
+        if *event_id == old {
+            *event_id = new;
+        }
+    }
 }
 
 /// `struct rdma_event_channel` and what is behind it.
@@ -43,6 +53,8 @@ pub(crate) struct ChannelObject {
     epoll: OwnedFd,
     wake: OwnedFd,
     state: Mutex<State>,
+    /// Held while ids are brought over to another service. Taken before all other locks.
+    recovering: Mutex<()>,
 }
 
 struct State {
@@ -90,7 +102,14 @@ impl ChannelObject {
             )
         };
         let c = UnsafeCell::new(rdma_event_channel { fd: epoll.as_raw_fd() });
-        let channel = Arc::new(ChannelObject { c, pid: std::process::id(), epoll, wake, state: Mutex::new(state) });
+        let channel = Arc::new(ChannelObject {
+            c,
+            pid: std::process::id(),
+            epoll,
+            wake,
+            state: Mutex::new(state),
+            recovering: Mutex::new(()),
+        });
         channel.watch(channel.wake.as_raw_fd())?;
         let service = channel.state().service;
         channel.watch(service_fd(service)?)?;
@@ -138,6 +157,38 @@ impl ChannelObject {
 
     pub(crate) fn fd(&self) -> c_int {
         self.epoll.as_raw_fd()
+    }
+
+    /// Has the service do something with the channel. If the service has crashed, the next one gets the channel and its ids before.
+    pub(crate) fn ask(self: &Arc<Self>, mut call: impl FnMut(*const c_void) -> c_int) -> Call<()> {
+        recover::if_ended(self)?;
+        match check(self.with_service(&mut call)) {
+            Err(_) if self.has_ended() => {
+                recover::channel(self)?;
+                check(self.with_service(call))
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Whether the service has closed its end for good.
+    pub(crate) fn has_ended(&self) -> bool {
+        let state = self.state();
+        let Ok(fd) = service_fd(state.service) else { return false };
+        let mut polled = libc::pollfd { fd, events: 0, revents: 0 };
+        // SAFETY: one descriptor, in a place of ours.
+        let looked = unsafe { libc::poll(&raw mut polled, 1, 0) };
+        looked > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
+
+    /// One thread brings ids over, others wait until it has.
+    pub(crate) fn recovering(&self) -> MutexGuard<'_, ()> {
+        self.recovering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An id has another number: also in events that wait.
+    pub(crate) fn renumber(&self, old: u64, new: u64) {
+        self.state().queue.iter_mut().for_each(|event| event.renumber(old, new));
     }
 
     /// Calls something of the service with the channel. The channel is not taken from while it runs.

@@ -90,7 +90,7 @@ fn param(id: &IdObject, wanted: &rdma_conn_param) -> Call<ferroce_cm_param> {
 pub(crate) fn finish(id: &IdObject) -> Call<()> {
     qp::connect(id, |_| {})?;
     // SAFETY: a plain call.
-    check(unsafe { verbs::ferroce_cm_establish(id.number()) })
+    id.ask(|number| check(unsafe { verbs::ferroce_cm_establish(number) }))
 }
 
 /// `rdma_listen`; an id without an address listens on all.
@@ -103,7 +103,7 @@ fn listen(object: &IdObject, backlog: c_int) -> Call<()> {
     }
     let backlog = u32::try_from(backlog).unwrap_or(0);
     // SAFETY: a plain call.
-    check(unsafe { verbs::ferroce_cm_listen(object.number(), backlog) })?;
+    object.ask(|number| check(unsafe { verbs::ferroce_cm_listen(number, backlog) }))?;
     object.inner().listening = Some(backlog);
     Ok(())
 }
@@ -122,21 +122,25 @@ rdma! {
         let object = unsafe { IdObject::of(id) }?;
         // SAFETY: as above.
         let wanted = if conn_param.is_null() { default_param() } else { *unsafe { given(conn_param, "conn_param") }? };
-        let (number, path) = {
+        let path = {
             let inner = object.inner();
-            (inner.number, inner.path.filter(|_| inner.routed))
+            inner.path.filter(|_| inner.routed)
         };
         let path = path.ok_or_else(|| Refusal::invalid("the route is not resolved; call rdma_resolve_route before"))?;
         // SAFETY: the field is the library's during calls about the id.
         let port = u16::from_be(addr::port(unsafe { &(*object.as_ptr()).route.addr.dst }));
         let (data, len) = (wanted.private_data, wanted.private_data_len);
         if object.is_datagram() {
-            // SAFETY: a path of ours; private data of the program.
-            check(unsafe { verbs::ferroce_cm_resolve(number, &raw const path, port, data, len) })?;
+            object.ask(|number| {
+                // SAFETY: a path of ours; private data of the program.
+                check(unsafe { verbs::ferroce_cm_resolve(number, &raw const path, port, data, len) })
+            })?;
         } else {
             let param = param(object, &wanted)?;
-            // SAFETY: as above, and parameters of ours.
-            check(unsafe { verbs::ferroce_cm_connect(number, &raw const path, port, &raw const param, data, len) })?;
+            object.ask(|number| {
+                // SAFETY: as above, and parameters of ours.
+                check(unsafe { verbs::ferroce_cm_connect(number, &raw const path, port, &raw const param, data, len) })
+            })?;
         }
         object.inner().busy = true;
         object.complete()
@@ -151,7 +155,7 @@ rdma! {
             return Err(Refusal::invalid("the id has a queue pair: the library has established the connection already"));
         }
         // SAFETY: a plain call.
-        check(unsafe { verbs::ferroce_cm_establish(object.number()) })?;
+        object.ask(|number| check(unsafe { verbs::ferroce_cm_establish(number) }))?;
         event::keep(object);
         Ok(0)
     }
@@ -160,9 +164,9 @@ rdma! {
     fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
-        let (number, responder_resources, initiator_depth) = {
+        let (responder_resources, initiator_depth) = {
             let inner = object.inner();
-            (inner.number, inner.responder_resources, inner.initiator_depth)
+            (inner.responder_resources, inner.initiator_depth)
         };
         let mut wanted = if conn_param.is_null() {
             rdma_conn_param { responder_resources, initiator_depth, ..default_param() }
@@ -180,8 +184,10 @@ rdma! {
         let (data, len) = (wanted.private_data, wanted.private_data_len);
         if object.is_datagram() {
             let param = param(object, &wanted)?;
-            // SAFETY: parameters of ours; private data of the program.
-            check(unsafe { verbs::ferroce_cm_accept_datagram(number, &raw const param, data, len) })?;
+            object.ask(|number| {
+                // SAFETY: parameters of ours; private data of the program.
+                check(unsafe { verbs::ferroce_cm_accept_datagram(number, &raw const param, data, len) })
+            })?;
             return Ok(0);
         }
         let (responder, initiator) = depths(object)?;
@@ -196,8 +202,11 @@ rdma! {
                 attr.rnr_retry = param.rnr_retry_count;
             })?;
         }
-        // SAFETY: parameters of ours; private data of the program.
-        if let Err(refusal) = check(unsafe { verbs::ferroce_cm_accept(number, &raw const param, data, len) }) {
+        let accepted = object.ask(|number| {
+            // SAFETY: parameters of ours; private data of the program.
+            check(unsafe { verbs::ferroce_cm_accept(number, &raw const param, data, len) })
+        });
+        if let Err(refusal) = accepted {
             qp::to_error(object);
             return Err(refusal);
         }
@@ -207,18 +216,22 @@ rdma! {
     /// `rdma_reject(3)`.
     fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
         // SAFETY: by the contract of the function.
-        let number = unsafe { IdObject::of(id) }?.number();
-        // SAFETY: private data of the program.
-        check(unsafe { verbs::ferroce_cm_reject(number, REJECT_CONSUMER, private_data, private_data_len) })?;
+        let object = unsafe { IdObject::of(id) }?;
+        object.ask(|number| {
+            // SAFETY: private data of the program.
+            check(unsafe { verbs::ferroce_cm_reject(number, REJECT_CONSUMER, private_data, private_data_len) })
+        })?;
         Ok(0)
     }
 
     /// `rdma_reject_ece(3)`: because of what the peer's driver proposes.
     fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
         // SAFETY: by the contract of the function.
-        let number = unsafe { IdObject::of(id) }?.number();
-        // SAFETY: private data of the program.
-        check(unsafe { verbs::ferroce_cm_reject(number, REJECT_ECE, private_data, private_data_len) })?;
+        let object = unsafe { IdObject::of(id) }?;
+        object.ask(|number| {
+            // SAFETY: private data of the program.
+            check(unsafe { verbs::ferroce_cm_reject(number, REJECT_ECE, private_data, private_data_len) })
+        })?;
         Ok(0)
     }
 
@@ -226,10 +239,10 @@ rdma! {
     fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
         const COMM_EST: c_int = 4;
         // SAFETY: by the contract of the function.
-        let number = unsafe { IdObject::of(id) }?.number();
+        let object = unsafe { IdObject::of(id) }?;
         if event == COMM_EST {
             // SAFETY: a plain call.
-            check(unsafe { verbs::ferroce_cm_notify(number) })?;
+            object.ask(|number| check(unsafe { verbs::ferroce_cm_notify(number) }))?;
         }
         Ok(0)
     }
@@ -240,7 +253,7 @@ rdma! {
         let object = unsafe { IdObject::of(id) }?;
         qp::to_error(object);
         // SAFETY: a plain call.
-        check(unsafe { verbs::ferroce_cm_disconnect(object.number()) })?;
+        object.ask(|number| check(unsafe { verbs::ferroce_cm_disconnect(number) }))?;
         object.complete()
     }
 

@@ -15,7 +15,7 @@ use crate::abi::{
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
 use crate::multicast::Join;
-use crate::{event as events, fork, verbs};
+use crate::{event as events, fork, recover, verbs};
 
 /// `struct rdma_cm_id` and what is behind it.
 #[repr(C)]
@@ -216,6 +216,21 @@ impl IdObject {
         {
             table.insert(number, live);
         }
+        drop(table);
+        let channel = Arc::clone(&self.inner().channel);
+        channel.renumber(old, number);
+    }
+
+    /// Has the service do something about the id, which it knows by the number that `call` gets. If the service has crashed, the next
+    /// one gets to know the id before.
+    pub(crate) fn ask(&self, mut call: impl FnMut(u64) -> Call<()>) -> Call<()> {
+        let channel = Arc::clone(&self.inner().channel);
+        recover::if_ended(&channel)?;
+        let number = self.number();
+        let Err(refusal) = call(number) else { return Ok(()) };
+        // It may have crashed just now, or another thread is bringing the id over.
+        recover::channel(&channel)?;
+        if self.number() == number { Err(refusal) } else { call(self.number()) }
     }
 
     pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -325,9 +340,7 @@ pub(crate) fn create(
     let mut number = 0;
     let datagram = c_int::from(qp_type == QPT_UD);
     // SAFETY: an open channel; the place is ours.
-    check(channel.with_service(|service| unsafe {
-        verbs::ferroce_cm_create_id(service, ps as u16, datagram, &raw mut number)
-    }))?;
+    channel.ask(|service| unsafe { verbs::ferroce_cm_create_id(service, ps as u16, datagram, &raw mut number) })?;
     Ok(IdObject::publish(Fresh { number, channel, is_sync, context, ps, qp_type }))
 }
 
@@ -367,14 +380,20 @@ rdma! {
         // SAFETY: a plain call. What fails here (the service has just crashed) is gone as well.
         unsafe { verbs::ferroce_cm_destroy(number) };
         if let Some(table) = TABLE.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            table.remove(&number);
+            // Not the number from above: another thread may be bringing the channel's ids over to another service.
+            table.remove(&object.number());
         }
         object.forget_event();
         let mut inner = object.inner();
         while inner.outstanding > 0 {
             inner = object.acked.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
+        let last = inner.number;
         drop(inner);
+        if last != number {
+            // SAFETY: as above.
+            unsafe { verbs::ferroce_cm_destroy(last) };
+        }
         // SAFETY: the program gives it up, no event is left, and the table does not know it: nobody uses it any more.
         let object = unsafe { Box::from_raw(id.cast::<IdObject>()) };
         // SAFETY: the record was made by this library.
@@ -396,9 +415,12 @@ rdma! {
 
 /// Moves an id with the events that wait for it.
 pub(crate) fn migrate(object: &IdObject, to: Arc<ChannelObject>, is_sync: bool) -> Call<()> {
+    recover::if_ended(&to)?;
+    object.ask(|number| {
+        // SAFETY: an open channel.
+        check(to.with_service(|service| unsafe { verbs::ferroce_cm_migrate(number, service) }))
+    })?;
     let number = object.number();
-    // SAFETY: an open channel.
-    check(to.with_service(|service| unsafe { verbs::ferroce_cm_migrate(number, service) }))?;
     let from = {
         let mut inner = object.inner();
         inner.is_sync = is_sync;

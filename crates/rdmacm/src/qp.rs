@@ -75,11 +75,12 @@ fn attr(state: u32) -> ibv_qp_attr {
 
 fn parameters(id: &IdObject) -> Call<ferroce_cm_qp> {
     let mut parameters = MaybeUninit::<ferroce_cm_qp>::uninit();
-    // SAFETY: room for them; they are written when the call succeeds.
-    unsafe {
-        check(verbs::ferroce_cm_qp_parameters(id.number(), parameters.as_mut_ptr()))?;
-        Ok(parameters.assume_init())
-    }
+    id.ask(|number| {
+        // SAFETY: room for them.
+        check(unsafe { verbs::ferroce_cm_qp_parameters(number, parameters.as_mut_ptr()) })
+    })?;
+    // SAFETY: they are written when the call succeeds.
+    Ok(unsafe { parameters.assume_init() })
 }
 
 /// Attributes for a state, and which of them mean something. `connected` tells whether the peer is known already.

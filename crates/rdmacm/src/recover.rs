@@ -10,8 +10,14 @@ use crate::entry::{Call, check};
 use crate::id::{self, IdObject};
 use crate::{addr, verbs};
 
-/// Opens the channel anew and brings its ids over.
+/// The same where it is not known whether the service has crashed.
+pub(crate) fn if_ended(ended: &Arc<ChannelObject>) -> Call<()> {
+    if ended.has_ended() { channel(ended) } else { Ok(()) }
+}
+
+/// Opens the channel anew and brings its ids over, if the service has crashed; returns when that is done, by whomever.
 pub(crate) fn channel(channel: &Arc<ChannelObject>) -> Call<()> {
+    let _turn = channel.recovering();
     if !channel.reopen()? {
         return Ok(());
     }
@@ -55,7 +61,7 @@ fn restore(object: &IdObject, channel: &Arc<ChannelObject>) -> Call<()> {
         return Ok(());
     }
     if bound {
-        addr::bind(object, &src)?;
+        addr::bind_as(object, number, &src)?;
     }
     if let Some(backlog) = listening {
         // SAFETY: a plain call.

@@ -87,6 +87,12 @@ fn a_forked_child_is_refused_its_parent_s_ids_and_makes_its_own() {
     run("forks");
 }
 
+/// The service dies, with its keeper, four times.
+#[test]
+fn programs_of_c_go_on_when_the_service_is_killed() {
+    run("survivors");
+}
+
 /// Compiles and runs a program of this folder, which says `good` in the end.
 fn run(name: &str) {
     let installation = installation();

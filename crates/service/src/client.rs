@@ -77,12 +77,12 @@ impl Client {
     /// Connects to the service of this network namespace; starts it if nobody listens. Any number of processes may do
     /// this at once: one service comes of it.
     pub fn connect_or_start(options: &StartOptions) -> Result<Client, ServiceError> {
-        Client::new(Line::open_or_start(options)?, Some(options.clone()))
+        Client::new(Line::open_or_start(options, false)?, Some(options.clone()))
     }
 
     /// Connects to the service of this network namespace and never starts it (ECONNREFUSED if nobody listens).
     pub fn connect(options: &StartOptions) -> Result<Client, ServiceError> {
-        match Line::open(options) {
+        match Line::open(options, false) {
             Ok(line) => Client::new(line, None),
             Err(Refusal::Nobody(error) | Refusal::Final(error)) => Err(error),
         }
@@ -284,14 +284,15 @@ impl From<Failure> for ServiceError {
 }
 
 impl Line {
-    fn open_or_start(options: &StartOptions) -> Result<Line, ServiceError> {
+    /// `again`: the program had another service.
+    fn open_or_start(options: &StartOptions, again: bool) -> Result<Line, ServiceError> {
         /// Enough for a service that ends just now, and for losing the race to start the next one.
         const STARTS_MAX: u32 = 10;
         /// Whoever has the name and does not listen has not been scheduled for a moment. Each time it gets more.
         const PAUSE: Duration = Duration::from_millis(10);
         let mut starts = 0;
         loop {
-            match Line::open(options) {
+            match Line::open(options, again) {
                 Ok(line) => return Ok(line),
                 Err(Refusal::Nobody(_)) if starts < STARTS_MAX => {
                     if start::start(options)? == Started::Taken {
@@ -309,16 +310,16 @@ impl Line {
         const LOOKS: u32 = 3;
         const PAUSE_US: std::ops::Range<u64> = 0..4000;
         for _ in 0..LOOKS {
-            match Line::open(options) {
+            match Line::open(options, true) {
                 Ok(line) => return Ok(line),
                 Err(Refusal::Nobody(_)) => std::thread::sleep(Duration::from_micros(rand::random_range(PAUSE_US))),
                 Err(Refusal::Final(error)) => return Err(error),
             }
         }
-        Line::open_or_start(options)
+        Line::open_or_start(options, true)
     }
 
-    fn open(options: &StartOptions) -> Result<Line, Refusal> {
+    fn open(options: &StartOptions, again: bool) -> Result<Line, Refusal> {
         let failed = |errno| {
             let what = format!("cannot connect to the Ferroce service at the abstract name {:?}", options.name);
             Refusal::Final(ServiceError::system(what, errno))
@@ -339,7 +340,7 @@ impl Line {
         }
         let mut line = Line { socket, last_id: 0, patience: options.patience };
         line.check_service().map_err(Refusal::Final)?;
-        line.greet(options)?;
+        line.greet(options, again)?;
         Ok(line)
     }
 
@@ -362,7 +363,7 @@ impl Line {
         ))
     }
 
-    fn greet(&mut self, options: &StartOptions) -> Result<(), Refusal> {
+    fn greet(&mut self, options: &StartOptions, again: bool) -> Result<(), Refusal> {
         let pid = getpid();
         let program = match options.program.as_str() {
             "" => std::fs::read_to_string("/proc/self/comm").unwrap_or_default(),
@@ -372,6 +373,7 @@ impl Line {
             version: VERSION,
             pid: pid.as_raw_nonzero().get() as u32,
             program: program.trim().chars().take(protocol::PROGRAM_CHARS_MAX).collect(),
+            again,
         };
         let pidfd = pidfd_open(pid, PidfdFlags::empty())
             .inspect_err(|errno| log::debug!("no pidfd ({errno}): the service sees only the end of the connection"));

@@ -60,6 +60,9 @@ pub enum Request {
         pid: u32,
         /// What the program calls itself.
         program: String,
+        /// It had another service, which has died, and brings along what it has.
+        #[serde(default)]
+        again: bool,
     },
     /// Answered by [`Reply::Lane`].
     LeaseLane,

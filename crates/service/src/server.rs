@@ -58,6 +58,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often sockets that could not be closed are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
 
+/// After the death of an earlier service or worker, peers are not told so long that a listener or a connection is not there: its program
+/// may be about to bring it along.
+const GATHERING: Duration = Duration::from_secs(3);
+
+/// So long programs may claim to come from an earlier service.
+const NEW: Duration = Duration::from_secs(10);
+
 /// How the service runs.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -169,6 +176,8 @@ pub struct Service {
     uid: u32,
     /// Seconds of Unix time.
     started_s: u64,
+    /// When this process of it began.
+    begun: Instant,
     /// How often the service crashed and was taken over.
     restarts: u32,
     store: Arc<Store>,
@@ -221,6 +230,7 @@ impl Service {
             listener,
             uid: rustix::process::geteuid().as_raw(),
             started_s: unix_time_s(),
+            begun: Instant::now(),
             restarts: 0,
             store: Arc::new(store),
             kept: None,
@@ -453,7 +463,12 @@ impl Service {
             self.settle_brought_along();
         }
         let outcome = match body {
-            Request::Hello { version, pid: _, program } if !greeted => self.greet(id, version, program, descriptors),
+            Request::Hello { version, pid: _, program, again } if !greeted => {
+                if again && self.begun.elapsed() < NEW {
+                    self.cm.gather(GATHERING);
+                }
+                self.greet(id, version, program, descriptors)
+            }
             Request::Hello { .. } => Err(ServiceError::new(libc::EPROTO, "a second Hello")),
             _ if !greeted => Err(ServiceError::new(libc::EPROTO, "the first request is not Hello")),
             Request::LeaseLane => return self.lease(id, request),
@@ -506,6 +521,9 @@ impl Service {
         if self.group.is_none() {
             let group = Group::open(self.options.port, Arc::clone(&self.store))?;
             self.watch_strays(&group)?;
+            if group.has_strangers() {
+                self.cm.gather(GATHERING);
+            }
             self.group = Some(group);
             self.opened = Some(Instant::now());
         }

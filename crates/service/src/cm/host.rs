@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroce_cm::{
     AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, Event, EventKind, IdInfo,
@@ -70,12 +70,14 @@ impl Host {
     pub(crate) fn new(port: u16, backlog: u32) -> Host {
         let mut config = Config::new(rand::random());
         config.limits.backlog = config.limits.backlog.min(backlog as usize);
+        let first = far_from_others();
+        config.ids_after = first;
         Host {
             cm: Cm::new(config),
             gsi: Gsi::new(port),
             epoch: Instant::now(),
             channels: BTreeMap::new(),
-            last_channel: 0,
+            last_channel: first,
             channel_of: BTreeMap::new(),
             rewatch: Vec::new(),
             unsent: 0,
@@ -88,7 +90,12 @@ impl Host {
 
     /// When [`Host::tick`] is due.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
-        self.cm.next_timeout().map(|at| self.epoch + std::time::Duration::from_nanos(at))
+        self.cm.next_timeout().map(|at| self.epoch + Duration::from_nanos(at))
+    }
+
+    /// Programs may be bringing along what an earlier service knew.
+    pub(crate) fn gather(&mut self, time: Duration) {
+        self.cm.gather((self.epoch.elapsed() + time).as_nanos() as Nanos);
     }
 
     /// Nothing is left to do, not even for programs that are gone.
@@ -384,6 +391,13 @@ impl Host {
         self.drain();
         Some(channel.socket)
     }
+}
+
+/// Where numbers of ids and channels begin: programs bring theirs over from a service that has crashed, and still use the old numbers for a
+/// moment. Numbers stay below 2^53, which every reader of JSON can take.
+fn far_from_others() -> u64 {
+    const APART_SHIFT: u32 = 20;
+    u64::from(rand::random::<u32>()) << APART_SHIFT
 }
 
 fn unknown_space(space: u16) -> ServiceError {

@@ -106,6 +106,7 @@ impl Service {
         self.next_client = saved.next_client;
         self.next_lane = saved.next_lane;
         self.counters = saved.counters;
+        self.cm.gather(super::GATHERING);
         self.group = Group::resume(self.options.port, std::sync::Arc::clone(&self.store), &mut held)?;
         if let Some(group) = &self.group {
             self.watch_strays(group)?;
