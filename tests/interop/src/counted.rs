@@ -86,9 +86,8 @@ impl Counted {
         let kernel = |name| Counted::of(&self.kernel, name);
         check("rxe", kernel("icrc_errors"), kernel("icrc_checked"), kernel("rcvd_pkts"))?;
         // A program leaves counters when it closes its device. These end without.
-        let leaves_none = died == Some(Side::Ferroce)
-            || matches!(row.kind, Kind::Perftest | Kind::Connection)
-            || row.program == "status";
+        let leaves_none =
+            died == Some(Side::Ferroce) || row.rdmacm || row.kind == Kind::Perftest || row.program == "status";
         if leaves_none && self.ferroce.is_empty() {
             return Ok(());
         }

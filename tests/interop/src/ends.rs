@@ -97,6 +97,17 @@ impl End {
         }
     }
 
+    /// Waits until it is member of a multicast group of IPv4; `status` makes a `ferroce status --json`.
+    pub fn wait_member(&mut self, agent: &Agent, status: impl Fn() -> Command, limit: Duration) -> Result<(), Failure> {
+        match self {
+            End::Here(running) => running.wait_member(status, limit),
+            End::There(remote) => remote.wait_until("join a multicast group", limit, || {
+                let listed = agent.read(&["/proc/net/igmp"], limit)?;
+                Ok(listed.iter().any(|(_, text)| has_joined_group(text)))
+            }),
+        }
+    }
+
     /// Ends the program as `kill -9` does, and waits until it has ended; an error if something else had ended it.
     pub fn kill(mut self) -> Result<Finished, Failure> {
         match &self {
@@ -152,6 +163,13 @@ impl End {
             End::There(mut remote) => remote.finish(),
         }
     }
+}
+
+/// Does /proc/net/igmp list a group besides 224.0.0.1, which every host is in? Addresses are in network order, here read backwards.
+fn has_joined_group(igmp: &str) -> bool {
+    const ALL_HOSTS: &str = "010000E0";
+    let groups = igmp.lines().filter(|line| line.starts_with('\t')).filter_map(|line| line.split_whitespace().next());
+    groups.into_iter().any(|group| group != ALL_HOSTS)
 }
 
 impl Remote {
@@ -236,5 +254,19 @@ pub fn wait_all(mut ends: Vec<End>, limit: Duration) -> Result<Vec<Finished>, Fa
     match first_failed {
         None => Ok(finished),
         Some(what) => Err(finished.iter().fold(Failure::new(what), |failure, program| failure.with(program.report()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_seen() {
+        let alone = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+                     2\teth0      :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n";
+        assert!(!has_joined_group(alone));
+        let member = alone.replace("\t\t\t\t010000E0", "\t\t\t\t0147FFEF     1 0:00000000\t\t0\n\t\t\t\t010000E0");
+        assert!(has_joined_group(&member));
     }
 }

@@ -46,6 +46,7 @@ const PROGRAMS: &[&str] = &[
     "rdma_client",
     "rdma_server",
     "rstream",
+    "mckey",
 ];
 
 /// The provider of rxe, which libibverbs opens by itself.

@@ -13,8 +13,8 @@ use program_tests::process::Finished;
 
 use crate::capture::{self, Tap};
 use crate::counted::Counted;
-use crate::ends::{Side, wait_all};
-use crate::table::{Kind, Line};
+use crate::ends::{End, Side, wait_all};
+use crate::table::{Kind, Line, Row};
 use crate::trouble::Trouble;
 use crate::world::World;
 
@@ -191,11 +191,7 @@ fn programs(line: &Line, client: Side, world: &World, env: &[(&str, String)]) ->
         }
     };
     let mut server = start("server", line.server)?;
-    if row.kind == Kind::Connection {
-        server.wait_connectable(world.agent()?, || world.status(), UNTIL_LISTENING)?;
-    } else {
-        server.wait_listening(world.agent()?, port, UNTIL_LISTENING)?;
-    }
+    wait_ready(&mut server, row, port, world)?;
     let mut client = start("client", client)?;
     let finished = if row.kind == Kind::Death {
         client.wait_listening(world.agent()?, under_way, limit)?;
@@ -208,6 +204,19 @@ fn programs(line: &Line, client: Side, world: &World, env: &[(&str, String)]) ->
     Ok(finished.try_into().expect("two were started"))
 }
 
+/// Waits until a client may come.
+fn wait_ready(server: &mut End, row: &Row, port: u16, world: &World) -> Result<(), Failure> {
+    match row.kind {
+        Kind::Connection if row.program == "mckey" => {
+            server.wait_member(world.agent()?, || world.status(), UNTIL_LISTENING)
+        }
+        Kind::Connection | Kind::Perftest if row.rdmacm => {
+            server.wait_connectable(world.agent()?, || world.status(), UNTIL_LISTENING)
+        }
+        _ => server.wait_listening(world.agent()?, port, UNTIL_LISTENING),
+    }
+}
+
 fn arguments(line: &Line, world: &World, side: Side, port: u16, is_client: bool) -> Vec<String> {
     if line.row.kind == Kind::Connection {
         let address = World::address_in(line.place, side);
@@ -216,10 +225,13 @@ fn arguments(line: &Line, world: &World, side: Side, port: u16, is_client: bool)
     }
     let words = line.row.options.split_whitespace();
     let mut args: Vec<String> = words.map(|word| word.replace("{mtu}", &line.place.path_mtu.to_string())).collect();
-    let gid = if line.row.kind == Kind::Perftest { "-x" } else { "-g" };
-    args.extend([gid.to_owned(), world.gid(line.place, side).to_string()]);
+    if !line.row.rdmacm {
+        let gid = if line.row.kind == Kind::Perftest { "-x" } else { "-g" };
+        args.extend([gid.to_owned(), world.gid(line.place, side).to_string()]);
+    }
     args.extend(["-p".to_owned(), port.to_string()]);
-    args.extend(is_client.then(|| World::address(line.server).to_owned()));
+    let to = if line.row.rdmacm { World::address_in(line.place, line.server) } else { World::address(line.server) };
+    args.extend(is_client.then(|| to.to_owned()));
     args
 }
 

@@ -42,6 +42,7 @@ pub const CAPTURE_TOOLS: &[Tool] = &[tool("tshark", "tshark"), tool("dumpcap", "
 pub const FILES: &[Tool] = &[
     tool("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
     tool("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+    tool("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     tool("/bin/busybox", "busybox-static"),
 ];
 

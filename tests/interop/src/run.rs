@@ -133,12 +133,23 @@ const ATTEMPTS: u32 = 6;
 fn excuse(trouble: &Trouble) -> Option<&'static str> {
     // perftest compares two clocks before it reports, and complains or gives up where they do not agree.
     const CLOCK: [&str; 2] = ["Can't produce a report", "Correlation coefficient r^2"];
+    // Its client connects when its server is about to listen: see the rows with -R.
+    const EARLY: &str = "Event: RDMA_CM_EVENT_REJECTED; error: 8.";
+    // It closes its event channel at the end without waiting for its thread, which may just be about to read it.
+    const CHANNEL: &str = "rdma_get_cm_event: Bad file descriptor";
     match trouble.blame {
         Blame::Guest | Blame::Network => Some("an emulated kernel may break by itself; this is a new guest"),
         Blame::Program | Blame::Protocol => {
             let text = trouble.to_string();
-            let clock = CLOCK.iter().any(|complaint| text.contains(complaint));
-            clock.then_some("perftest cannot measure the clock of a busy machine")
+            if CLOCK.iter().any(|complaint| text.contains(complaint)) {
+                Some("perftest cannot measure the clock of a busy machine")
+            } else if text.contains(EARLY) {
+                Some("perftest's client connected before its server listened")
+            } else if text.contains(CHANNEL) {
+                Some("rping's thread found its event channel closed at the end")
+            } else {
+                None
+            }
         }
     }
 }
@@ -211,6 +222,12 @@ mod tests {
         assert!(excuse(&Trouble::guest(Failure::new("panic"))).is_some());
         let clock = Failure::new("exited with 1").with("Can't produce a report".to_owned());
         assert!(excuse(&Trouble::protocol(clock)).is_some());
+        let early = Failure::new("exited with 139").with("Event: RDMA_CM_EVENT_REJECTED; error: 8.".to_owned());
+        assert!(excuse(&Trouble::protocol(early)).is_some());
+        let rejected = Failure::new("exited with 1").with("Event: RDMA_CM_EVENT_REJECTED; error: 28.".to_owned());
+        assert!(excuse(&Trouble::protocol(rejected)).is_none());
+        let channel = Failure::new("exited with 255").with("rdma_get_cm_event: Bad file descriptor".to_owned());
+        assert!(excuse(&Trouble::protocol(channel)).is_some());
         let clock = Failure::new("wrote to stderr: Correlation coefficient r^2: 0.704701 < 0.9");
         assert!(excuse(&Trouble::protocol(clock)).is_some());
     }

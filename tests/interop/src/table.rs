@@ -78,6 +78,10 @@ pub struct Row {
     pub at_least: &'static [(&'static str, u64)],
     /// Belongs to the RC set (`--set rc`), of which [`round`] takes a part.
     pub rc: bool,
+    /// Its programs find each other by RDMA-CM, and not by GIDs that they are told.
+    pub rdmacm: bool,
+    /// The only side that it is served from, if it cannot be both.
+    pub only: Option<Side>,
 }
 
 /// A line: a row in a place with the server on one side.
@@ -94,7 +98,18 @@ pub struct Line {
 }
 
 const fn row(program: &'static str, options: &'static str, kind: Kind) -> Row {
-    Row { program, options, kind, limit_s: 120, fault: None, capture: None, at_least: &[], rc: false }
+    Row {
+        program,
+        options,
+        kind,
+        limit_s: 120,
+        fault: None,
+        capture: None,
+        at_least: &[],
+        rc: false,
+        rdmacm: false,
+        only: None,
+    }
 }
 
 /// In the RC set: what takes seconds at most.
@@ -139,7 +154,15 @@ const fn perf(program: &'static str, options: &'static str) -> Row {
 }
 
 const fn connection(program: &'static str, options: &'static str) -> Row {
-    row(program, options, Kind::Connection)
+    rdmacm(row(program, options, Kind::Connection))
+}
+
+const fn rdmacm(row: Row) -> Row {
+    Row { rdmacm: true, ..row }
+}
+
+const fn only(side: Side, row: Row) -> Row {
+    Row { only: Some(side), ..row }
 }
 
 const fn own(program: &'static str, options: &'static str) -> Row {
@@ -152,7 +175,11 @@ const fn errors() -> Row {
 }
 
 const fn death(options: &'static str) -> Row {
-    row("death", options, Kind::Death)
+    death_of("death", options)
+}
+
+const fn death_of(program: &'static str, options: &'static str) -> Row {
+    row(program, options, Kind::Death)
 }
 
 /// The rows. The guest moves a few MB/s: few iterations. `-o 16`: a program asks its device for as many outstanding READs
@@ -231,6 +258,27 @@ pub static ROWS: &[Row] = &[
     connection("rdma_client", ""),
     connection("rstream", "-T b -T v -S 70000 -I 20 -C 20"),
     connection("rstream", "-T r -T v -S 1000000 -I 2 -C 2"),
+    connection("rping", "-C 20 -v -V"),
+    // With poll, only where the server is the slower end. Its last bytes and its shutdown may both have come when the client looks: then
+    // librdmacm says POLLIN and POLLHUP, and rstream gives up for the latter.
+    only(Side::Kernel, connection("rstream", "-T a -T v -S 1 -I 50 -C 50")),
+    // The sender leaves when its requests are posted, not when they are sent, and rxe sends them a little later: one only from there.
+    connection("mckey", "-m 239.255.71.1 -C 1"),
+    only(Side::Kernel, connection("mckey", "-m 239.255.71.1 -c 2 -C 5 -S 1024")),
+    // The server of perftest tells the client to connect before it listens. A client that comes too early is rejected, and connects once
+    // more by an id that it has destroyed, and dies. Before it connects it fills its buffer, and with a large one it does not come early.
+    rdmacm(perf("ib_send_bw", "-R -n 5 -s 4194304")),
+    rdmacm(perf("ib_send_lat", "-R -n 5 -s 4194304")),
+    rdmacm(perf("ib_write_bw", "-R -n 5 -s 2097152")),
+    rdmacm(perf("ib_write_lat", "-R -n 5 -s 2097152")),
+    rdmacm(perf("ib_read_bw", "-R -o 16 -n 5 -s 4194304")),
+    rdmacm(perf("ib_read_lat", "-R -o 16 -n 5 -s 4194304")),
+    only(Side::Ferroce, rdmacm(perf("ib_send_bw", "-R -n 50 -s 64 -q 8"))),
+    only(Side::Ferroce, rdmacm(perf("ib_send_bw", "-R -n 50 -c UD -s 512"))),
+    only(Side::Ferroce, rdmacm(perf("ib_atomic_lat", "-R -o 16 -n 50"))),
+    // Connections that do not come about, or end, and what both ends see of it.
+    rdmacm(row("connect", "", Kind::Compared)),
+    rdmacm(death_of("connect", "--mode death")),
     // What may not be: statuses at both ends.
     own("status", "--mode foreign"),
     errors(),
@@ -274,6 +322,8 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ucmatose/-c,1,-C,10", &["1500-v4"]),
     ("udaddy/-c,1,-C,10", &["1500-v4"]),
     ("rdma_client", &["1500-v4"]),
+    ("rping/-C,20,-v,-V", &["9000-v6"]),
+    ("connect", &["1500-v4", "9000-v6"]),
     ("errors", &["1500-v4"]),
     ("death/--mode,write", &["1500-v4"]),
     ("death/--mode,receive", &["1500-v4"]),
@@ -284,9 +334,15 @@ pub static SMOKE: &[(&str, &[&str])] = &[
 ];
 
 impl Row {
-    /// Is it run in `place`? Those that connect by RDMA-CM are run over IPv4 only so far.
+    /// Is it run in `place`? perftest's own address is an IPv4 one, and with `-R` it connects to that; a group is of one family.
     fn runs_in(&self, place: &Place) -> bool {
-        self.kind != Kind::Connection || place.family == Family::V4
+        let only_v4 = self.program == "mckey" || (self.rdmacm && self.kind == Kind::Perftest);
+        !only_v4 || place.family == Family::V4
+    }
+
+    /// Does `side` serve it?
+    fn is_served_by(&self, side: Side) -> bool {
+        self.only.is_none_or(|only| only == side)
     }
 
     /// The id of its lines without place and direction.
@@ -310,7 +366,8 @@ pub fn lines() -> Vec<Line> {
     let mut lines = Vec::new();
     for place in PLACES {
         for row in ROWS.iter().filter(|row| row.runs_in(place)) {
-            for (server, word) in [(Side::Kernel, "kernel-serves"), (Side::Ferroce, "ferroce-serves")] {
+            let sides = [(Side::Kernel, "kernel-serves"), (Side::Ferroce, "ferroce-serves")];
+            for (server, word) in sides.into_iter().filter(|(side, _)| row.is_served_by(*side)) {
                 lines.push(Line { id: format!("{}/{}/{word}", place.name, row.name()), place, row, server });
             }
         }

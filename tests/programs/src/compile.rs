@@ -29,7 +29,7 @@ fn compile(source: &Path, name: &str, dir: &Path) -> Result<(), Failure> {
         .args(["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(dir.join(name))
         .arg(source)
-        .args(["-libverbs", "-lpthread"])
+        .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"])
         .stdin(Stdio::null())
         .output()
         .map_err(|e| Failure::new(format!("cannot run cc: {e}; is gcc installed?")))?;
@@ -37,7 +37,10 @@ fn compile(source: &Path, name: &str, dir: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let messages = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(Failure::new(format!("cannot compile {name}.c (are libibverbs-dev's headers installed?)")).with(messages))
+    Err(Failure::new(format!(
+        "cannot compile {name}.c (are the headers of libibverbs-dev and librdmacm-dev installed?)"
+    ))
+    .with(messages))
 }
 
 #[cfg(test)]

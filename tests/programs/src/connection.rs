@@ -19,6 +19,9 @@ pub fn arguments(program: &str, options: &str, port: u16, address: &str, to: Opt
         ("rping", None) => vec!["-s", "-a", address, "-p", &port],
         ("rping", Some(to)) => vec!["-c", "-a", to, "-p", &port],
         ("rstream" | "riostream", None) => vec!["-b", address, "-p", &port],
+        // Its ends find each other by the group that the options name.
+        ("mckey", None) => vec!["-b", address],
+        ("mckey", Some(_)) => vec!["-s", "-b", address],
         ("ucmatose" | "udaddy", None) => vec!["-b", address],
         ("ucmatose" | "udaddy", Some(to)) => vec!["-s", to],
         (_, None) => vec!["-p", &port],
@@ -38,7 +41,7 @@ pub fn result(program: &str, options: &str, name: &str) -> String {
         "rstream" | "riostream" => "1m_bw".to_owned(),
         "rping" if is_client => "ping data: rdma-ping-4".to_owned(),
         "rping" => "server ping data: rdma-ping-4".to_owned(),
-        "ucmatose" | "udaddy" => "return status 0".to_owned(),
+        "ucmatose" | "udaddy" | "mckey" => "return status 0".to_owned(),
         client if is_client => format!("{client}: end 0"),
         "rdma_client" => "rdma_server: end 0".to_owned(),
         _ => "rdma_xserver: end 0".to_owned(),
