@@ -14,8 +14,8 @@ use crate::udp::sys::{Buffer, grow_buffer};
 const ADDRESSES: usize = 12;
 /// Bytes of a VLAN tag.
 const TAG: usize = 4;
-/// Frames that are left out of one look at a socket: more than its buffer holds, and yet a bound.
-const LEFT_OUT_MAX: usize = 65_536;
+/// Frames that are left out in one look at a socket, at most: the rest waits for the next.
+const LEFT_OUT_MAX: usize = 64;
 /// Bytes of frames that may wait to be read, if the system lets us have them.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
@@ -79,7 +79,7 @@ impl FrameReceiver {
         self.fd.as_fd()
     }
 
-    /// The next frame; `None`: nothing is waiting. What the host itself sends by the interface is left out (it comes back by loopback).
+    /// The next frame; `None`: nothing is waiting, or much that is left out. What the host itself sends by the interface is left out (it comes back by loopback).
     ///
     /// # Errors
     /// What `recvmsg(2)` says, such as ENETDOWN, once for each time the interface goes down.
