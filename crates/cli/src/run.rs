@@ -75,11 +75,14 @@ const PASSED_ON: &[i32] = &[SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, 
 /// Runs the command and gives the code to exit with.
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let layout = Layout::find(env::var_os("FERROCE_LIB").map(PathBuf::from))?;
-    let mut record = Record::make().context("cannot make memory for what is refused")?;
+    // A sandbox may forbid such memory: then nothing is told after the command, which runs all the same.
+    let mut record = Record::make().ok();
     let (program, arguments) = args.command.split_first().expect("clap requires a command");
     let mut command = Command::new(program);
     command.args(arguments).envs(environment(&layout, |name| env::var_os(name)));
-    command.env("FERROCE_REFUSAL", record.name().context("cannot name the memory for what is refused")?);
+    if let Some(record) = &record {
+        command.env("FERROCE_REFUSAL", record.name().context("cannot name the memory for what is refused")?);
+    }
     // Kept until the command has ended.
     let sysfs = args.sysfs.map(|_| Sysfs::make()).transpose()?;
     match (args.sysfs, &sysfs) {
@@ -105,6 +108,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let status = signals.wait(child)?;
 
     if worth_explaining(status)
+        && let Some(record) = &mut record
         && let Some(refusal) = record.last().context("cannot read what was refused")?
     {
         complain(refusal);

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroce_core::limits::MAX_XRC_SRQ;
 use ferroce_core::{CoreError, KeyTable, Reregister};
@@ -18,6 +19,8 @@ pub struct Card {
     lanes: RwLock<Vec<Arc<Lane>>>,
     /// Numbers of shared receive queues that are free.
     srq_numbers: Mutex<Slots>,
+    /// Since when a program that polls on a crowded core found nothing; 0: it is not known.
+    nothing_since: AtomicU64,
 }
 
 impl Card {
@@ -27,6 +30,7 @@ impl Card {
             keys: Arc::new(KeyTable::new(seed)),
             lanes: RwLock::new(Vec::new()),
             srq_numbers: Mutex::new(Slots::new(1, MAX_XRC_SRQ as u16 + 1, !seed)),
+            nothing_since: AtomicU64::new(0),
         }
     }
 
@@ -70,10 +74,18 @@ impl Card {
         }
     }
 
-    /// For a program that polls in vain, for the first time since it found something or not: lets others have the core.
-    pub fn give_way(&self, first: bool) {
+    /// For a program that polled and found something in a completion queue.
+    pub fn found_something(&self) {
+        // Most often it is 0 already: a look costs less than a write to what other threads look at, too.
+        if self.nothing_since.load(Ordering::Relaxed) != 0 {
+            self.nothing_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// For a program that polls in vain: lets others have the core.
+    pub fn give_way(&self) {
         match self.lanes.read().as_slice() {
-            [lane] => lane.give_way(first),
+            [lane] => lane.give_way(&self.nothing_since),
             // One of them would sleep through what comes to the others.
             _ => std::thread::yield_now(),
         }

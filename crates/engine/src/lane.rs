@@ -75,8 +75,6 @@ pub struct Lane {
     attendant_spin: Spin,
     /// What programs that poll in vain learned about the core they run on.
     poller_spin: Spin,
-    /// When such a program last began to.
-    poller_since: AtomicU64,
     /// What the progress thread is at: a [`Progress`].
     progress: AtomicU8,
     /// When the lane next needs a turn without a packet.
@@ -118,7 +116,6 @@ impl Lane {
             attended: AtomicBool::new(false),
             attendant_spin: Spin::default(),
             poller_spin: Spin::default(),
-            poller_since: AtomicU64::new(0),
             progress: AtomicU8::new(Progress::Awake as u8),
             deadline: AtomicU64::new(NEVER),
             sleep_fds,
@@ -255,22 +252,25 @@ impl Lane {
 
     /// For a program that polls in vain: lets others have the core. Where they take it for long, whoever yields waits for all of them,
     /// while a sleeper runs as soon as there is something for it: so the program's thread takes the seat of the attendant for a nap,
-    /// when the answer of a peer on another core should have come.
-    pub(crate) fn give_way(&self, first: bool) {
+    /// when the answer of a peer on another core should have come. `nothing_since` tells since when no completion queue had anything
+    /// on such a core; 0: it is not known.
+    pub(crate) fn give_way(&self, nothing_since: &AtomicU64) {
         if self.poller_spin.offer_core() {
             return;
         }
-        let now = clock::now();
-        if first {
-            self.poller_since.store(now, Ordering::Relaxed);
+        let (now, since) = (clock::now(), nothing_since.load(Ordering::Relaxed));
+        if since == 0 {
+            nothing_since.store(now, Ordering::Relaxed);
+        } else if now.saturating_sub(since) < POLL_AWAKE_NS {
+            // Stays awake.
+        } else if self.sit_down() {
+            progress::nap(self, self.attendant());
+            self.wake_up();
+            self.vacate();
+        } else {
+            // Another thread looks after the lane, and sleeps or naps already.
+            std::thread::yield_now();
         }
-        let awake = now.saturating_sub(self.poller_since.load(Ordering::Relaxed));
-        if awake < POLL_AWAKE_NS || !self.sit_down() {
-            return;
-        }
-        progress::nap(self, self.attendant());
-        self.wake_up();
-        self.vacate();
     }
 
     /// For a program thread that waits for a completion event: takes the seat of the attendant if it is free.
@@ -434,16 +434,18 @@ mod tests {
     fn who_polls_on_a_crowded_core_naps_in_the_attendants_seat() {
         let lane = crate::run::tests::idle_lane();
         lane.poller_spin.found_crowded(clock::now() + 60_000_000_000);
-        let polls = lane.polls();
-        lane.poller_since.store(clock::now() + 60_000_000_000, Ordering::Relaxed);
-        lane.give_way(false);
+        let (polls, since) = (lane.polls(), AtomicU64::new(0));
+        lane.give_way(&since);
+        assert_ne!(since.load(Ordering::Relaxed), 0, "from now on");
+        since.store(clock::now() + 60_000_000_000, Ordering::Relaxed);
+        lane.give_way(&since);
         assert_eq!(lane.polls(), polls, "the answer may still come while it is awake");
-        lane.poller_since.store(0, Ordering::Relaxed);
-        lane.give_way(false);
+        since.store(1, Ordering::Relaxed);
+        lane.give_way(&since);
         assert!(lane.polls() >= polls + 2, "sat down and went");
         assert!(!lane.is_attended());
         assert!(lane.sit_down(), "somebody else's seat");
-        lane.give_way(false);
+        lane.give_way(&since);
         assert!(lane.is_attended());
         assert!(!is_woken(lane.attendant()), "nothing is left of the nap");
         lane.close();

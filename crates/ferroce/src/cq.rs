@@ -89,11 +89,9 @@ impl Cq {
         }
         if taken > 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
-            return Ok(taken);
-        }
-        let empty = self.empty_polls.fetch_add(1, Ordering::Relaxed);
-        if empty >= POLLS_BEFORE_GIVING_WAY {
-            self.context.card().give_way(empty == POLLS_BEFORE_GIVING_WAY);
+            self.context.card().found_something();
+        } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= POLLS_BEFORE_GIVING_WAY {
+            self.context.card().give_way();
         }
         Ok(taken)
     }

@@ -118,17 +118,21 @@ const SPREAD: u32 = qp_init::IND_TABLE | qp_init::RX_HASH;
 ///
 /// # Safety
 ///
-/// The pointers that `comp_mask` names are NULL or live.
-unsafe fn create_spread(init: &mut ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
-    if init.comp_mask & SPREAD != SPREAD || init.comp_mask & qp_init::SEND_OPS_FLAGS != 0 {
+/// `init` is a live structure up to the last field that its `comp_mask` names; the pointers that it names are NULL or live.
+unsafe fn create_spread(init: *mut ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
+    // SAFETY: by the contract above; this field is there in any form.
+    let mask = unsafe { (*init).comp_mask };
+    if mask & SPREAD != SPREAD || mask & qp_init::SEND_OPS_FLAGS != 0 {
         return Err(Refusal::invalid(
             "comp_mask must name both rwq_ind_tbl and rx_hash_conf, and no send_ops_flags: such a queue pair sends nothing",
         ));
     }
-    if init.qp_type != QpType::RawPacket as u32 {
+    // SAFETY: the last of these fields is named by the mask, so that all are there. Copies, as what is behind them may not be.
+    let (qp_type, pd, qp_context, table, hash) =
+        unsafe { ((*init).qp_type, (*init).pd, (*init).qp_context, (*init).rwq_ind_tbl, (*init).rx_hash_conf) };
+    if qp_type != QpType::RawPacket as u32 {
         return Err(Refusal::unsupported("rwq_ind_tbl: only IBV_QPT_RAW_PACKET spreads what it receives"));
     }
-    let hash = init.rx_hash_conf;
     if hash.rx_hash_function != RX_HASH_TOEPLITZ {
         return Err(Refusal::unsupported(format!("rx_hash_function {}: there is Toeplitz (1)", hash.rx_hash_function)));
     }
@@ -144,19 +148,20 @@ unsafe fn create_spread(init: &mut ibv_qp_init_attr_ex) -> Verb<*mut ibv_qp> {
     // SAFETY: by the contract above; not NULL, and so many bytes long.
     let key = unsafe { std::slice::from_raw_parts(hash.rx_hash_key, hash.rx_hash_key_len.into()) };
     // SAFETY: by the contract above; so below.
-    let domain = unsafe { PdObject::of(init.pd) }?;
+    let domain = unsafe { PdObject::of(pd) }?;
     // SAFETY: as above.
-    let table = unsafe { TableObject::of(init.rwq_ind_tbl) }?.table.clone();
-    let (pd, qp_context, qp_type) = (init.pd, init.qp_context, init.qp_type);
+    let table = unsafe { TableObject::of(table) }?.table.clone();
     QpObject::publish(|address| {
         let qp = domain.pd().create_spread_qp(&SpreadCreate { table, key, fields, cookie: address as u64 })?;
-        init.cap = convert::caps_c(&qp.caps());
+        let cap = convert::caps_c(&qp.caps());
+        // SAFETY: this field is there in any form; the caller's, to be written.
+        unsafe { (*init).cap = cap };
         let c = ibv_qp_init_attr {
             qp_context,
             send_cq: ptr::null_mut(),
             recv_cq: ptr::null_mut(),
             srq: ptr::null_mut(),
-            cap: init.cap,
+            cap,
             qp_type,
             sq_sig_all: 0,
         };
@@ -380,7 +385,7 @@ slot! {
                 return Err(Refusal::unsupported(format!("create_flags {:#x} are not available", (*init).create_flags)));
             }
             if mask & SPREAD != 0 {
-                return create_spread(&mut *init);
+                return create_spread(init);
             }
             let ops = (mask & qp_init::SEND_OPS_FLAGS != 0).then(|| (*init).send_ops_flags);
             if is_target {

@@ -337,7 +337,7 @@ slot! {
     /// `ibv_wr_send_tso`: never granted at creation.
     fn wr_send_tso as "ibv_wr_send_tso" (qp: *mut ibv_qp_ex, _hdr: *mut c_void, _size: u16, _mss: u16) -> Void {
         // SAFETY: by the contract of the verb.
-        unsafe { fail(qp, Refusal::unsupported("TSO needs raw packet queue pairs")) }
+        unsafe { fail(qp, Refusal::unsupported("TSO is not available")) }
     }
 
     /// `ibv_wr_atomic_write`: `data` are eight bytes.
