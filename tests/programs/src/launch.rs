@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -17,6 +17,9 @@ use crate::failure::Failure;
 const MEMLOCK: u32 = 64 * 1024;
 /// Where programs are looked for.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Files that name the XRC domains of `ibv_xsrq_pingpong` and perftest, which leave them behind.
+const XRC_FILES: [&str; 3] = ["/tmp/xrc_domain", "/tmp/xrc_domain_server", "/tmp/xrc_domain_client"];
 
 /// What makes a program use Ferroce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -58,6 +61,15 @@ pub struct Launcher {
     system: System,
 }
 
+/// Removes what a run of another user left in a place that programs of `uid` write to.
+fn clear(path: &Path, uid: u32) -> Result<(), Failure> {
+    let in_the_way = |e| Failure::new(format!("{} of another user is in the way; remove it: {e}", path.display()));
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.uid() != uid => fs::remove_file(path).map_err(in_the_way),
+        _ => Ok(()),
+    }
+}
+
 impl Launcher {
     /// Copies the installation `install` (`bin/`, `lib/`) to where the user of number `uid` can read it.
     pub fn new(install: &Path, via: Via, uid: u32) -> Result<Launcher, Failure> {
@@ -83,6 +95,7 @@ impl Launcher {
                 .and_then(|()| open_to_all(&path, mode))
                 .map_err(|e| io(&format!("cannot make {}", path.display()), e))?;
         }
+        XRC_FILES.iter().try_for_each(|path| clear(Path::new(path), uid))?;
         let root = rustix::process::geteuid().is_root();
         Ok(Launcher { via, uid, root, dir: Arc::new(dir), trixie: None, system: System::Own })
     }
@@ -261,6 +274,19 @@ mod tests {
     fn words(command: &Command) -> String {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_cleared_away_and_one_s_own_is_left() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let path = dir.path().join("xrc_domain");
+        clear(&path, 1).expect("nothing there");
+        fs::write(&path, "").expect("can write");
+        let owner = fs::metadata(&path).expect("just made").uid();
+        clear(&path, owner).expect("left alone");
+        assert!(path.exists());
+        clear(&path, owner + 1).expect("removed");
+        assert!(!path.exists());
     }
 
     #[test]
