@@ -334,9 +334,10 @@ pub static SMOKE: &[(&str, &[&str])] = &[
 ];
 
 impl Row {
-    /// Is it run in `place`? perftest's own address is an IPv4 one, and with `-R` it connects to that; a group is of one family.
+    /// Is it run in `place`? perftest's own address is an IPv4 one, and with `-R` it connects to that; a group is of one family; and
+    /// rdma_server listens at the first address for no name, which is 0.0.0.0.
     fn runs_in(&self, place: &Place) -> bool {
-        let only_v4 = self.program == "mckey" || (self.rdmacm && self.kind == Kind::Perftest);
+        let only_v4 = ["mckey", "rdma_client"].contains(&self.program) || (self.rdmacm && self.kind == Kind::Perftest);
         !only_v4 || place.family == Family::V4
     }
 
