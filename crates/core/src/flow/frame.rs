@@ -17,8 +17,16 @@ pub(super) struct Frame {
     pub(super) ether_type: u16,
     pub(super) vlan_tag: Option<u16>,
     pub(super) ip: Option<Ip>,
-    /// Protocol and ports of TCP or UDP.
-    ports: Option<(u8, PortFilter)>,
+    ports: Option<Ports>,
+}
+
+/// The ports of TCP or UDP.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    proto: u8,
+    ports: PortFilter,
+    /// Other fragments of the datagram follow, which have no ports.
+    is_fragment: bool,
 }
 
 /// The IP header.
@@ -55,7 +63,12 @@ impl Frame {
 
     /// The ports, if it is of this protocol.
     pub(super) fn ports_of(&self, proto: u8) -> Option<PortFilter> {
-        self.ports.filter(|(known, _)| *known == proto).map(|(_, ports)| ports)
+        self.ports.filter(|known| known.proto == proto).map(|known| known.ports)
+    }
+
+    /// The same, unless it is a part of a datagram only: what goes by the ports shall not tear datagrams apart.
+    pub(super) fn ports_of_whole(&self, proto: u8) -> Option<PortFilter> {
+        self.ports_of(proto).filter(|_| self.ports.is_some_and(|known| !known.is_fragment))
     }
 }
 
@@ -64,7 +77,7 @@ fn number(bytes: &[u8]) -> Option<(u16, &[u8])> {
     bytes.split_first_chunk().map(|(number, rest)| (u16::from_be_bytes(*number), rest))
 }
 
-type Parsed = (Ip, Option<(u8, PortFilter)>);
+type Parsed = (Ip, Option<Ports>);
 
 fn ipv4(bytes: &[u8]) -> Option<Parsed> {
     let (header, _) = bytes.split_first_chunk::<20>()?;
@@ -84,7 +97,7 @@ fn ipv4(bytes: &[u8]) -> Option<Parsed> {
         flags: u8::from(dont_fragment) << 1 | u8::from(more) << 2,
     };
     let is_first = fragment & 0x1fff == 0;
-    let ports = bytes.get(header_len..).filter(|_| is_first).and_then(|payload| ports(proto, payload));
+    let ports = bytes.get(header_len..).filter(|_| is_first).and_then(|payload| ports(proto, payload, more));
     Some((Ip::V4(ip), ports))
 }
 
@@ -105,30 +118,41 @@ fn ipv6(bytes: &[u8]) -> Option<Parsed> {
         traffic_class: (first >> 20) as u8,
         hop_limit: header[7],
     };
-    Some((Ip::V6(ip), behind_extensions(ip.next_hdr, payload).and_then(|(proto, payload)| ports(proto, payload))))
+    let ports = behind_extensions(ip.next_hdr, payload)
+        .and_then(|(proto, payload, is_fragment)| ports(proto, payload, is_fragment));
+    Some((Ip::V6(ip), ports))
 }
 
-/// Protocol and payload behind the extension headers (RFC 8200). None: it is a later fragment, or cut short.
-fn behind_extensions(first: u8, payload: &[u8]) -> Option<(u8, &[u8])> {
+/// Protocol and payload behind the extension headers (RFC 8200), and whether other fragments follow. None: it is a later fragment, or cut
+/// short.
+fn behind_extensions(first: u8, payload: &[u8]) -> Option<(u8, &[u8], bool)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;
     const DESTINATION: u8 = 60;
-    let (mut next, mut rest) = (first, payload);
+    const OFFSET: u16 = 0xfff8;
+    const MORE: u16 = 1;
+    let (mut next, mut rest, mut is_fragment) = (first, payload, false);
     for _ in 0..EXTENSIONS_MAX {
         let len = match next {
             HOP_BY_HOP | ROUTING | DESTINATION => 8 + usize::from(*rest.get(1)?) * 8,
-            FRAGMENT if u16::from_be_bytes([*rest.get(2)?, *rest.get(3)?]) & 0xfff8 == 0 => 8,
-            FRAGMENT => return None,
-            _ => return Some((next, rest)),
+            FRAGMENT => {
+                let fragment = u16::from_be_bytes([*rest.get(2)?, *rest.get(3)?]);
+                if fragment & OFFSET != 0 {
+                    return None;
+                }
+                is_fragment |= fragment & MORE != 0;
+                8
+            }
+            _ => return Some((next, rest, is_fragment)),
         };
         (next, rest) = (rest[0], rest.get(len..)?);
     }
     None
 }
 
-fn ports(proto: u8, payload: &[u8]) -> Option<(u8, PortFilter)> {
+fn ports(proto: u8, payload: &[u8], is_fragment: bool) -> Option<Ports> {
     let (src, rest) = number(payload).filter(|_| matches!(proto, PROTO_TCP | PROTO_UDP))?;
     let (dst, _) = number(rest)?;
-    Some((proto, PortFilter { dst, src }))
+    Some(Ports { proto, ports: PortFilter { dst, src }, is_fragment })
 }

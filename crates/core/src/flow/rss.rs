@@ -1,4 +1,5 @@
 //! Receive side scaling: a hash over a frame's addresses and ports chooses one of several receive queues (`ibv_create_qp_ex(3)`).
+//! Fragments of a datagram go by its addresses alone, as only the first one has the ports: all of them reach one queue.
 
 use super::frame::{Frame, Ip};
 use super::{PROTO_TCP, PROTO_UDP};
@@ -88,7 +89,7 @@ impl<R> Rss<R> {
             (PROTO_TCP, RssFields::SRC_PORT_TCP, RssFields::DST_PORT_TCP),
             (PROTO_UDP, RssFields::SRC_PORT_UDP, RssFields::DST_PORT_UDP),
         ] {
-            if let Some(ports) = frame.ports_of(proto) {
+            if let Some(ports) = frame.ports_of_whole(proto) {
                 add(src, &ports.src.to_be_bytes());
                 add(dst, &ports.dst.to_be_bytes());
             }
@@ -177,6 +178,57 @@ mod tests {
             assert_eq!(hash(RssFields::SRC_PORT_UDP | RssFields::SRC_IPV6, &frame), 0, "it has none of these");
         }
         assert_eq!(hash(all, &[0; 5]), 0, "no frame");
+    }
+
+    /// A part of a datagram of UDP: `fragment` is that field of IPv4.
+    fn ipv4_fragment(fragment: u16, payload: [u8; 8]) -> Vec<u8> {
+        let mut frame = ipv4([66, 9, 149, 187], [161, 142, 100, 80], 0, 0);
+        frame[20..22].copy_from_slice(&fragment.to_be_bytes());
+        frame[23] = PROTO_UDP;
+        frame.truncate(34);
+        frame.extend(payload);
+        frame
+    }
+
+    /// The same of IPv6: `fragment` is offset and flag of the extension header, None: there is none.
+    fn ipv6_fragment(fragment: Option<u16>, payload: [u8; 8]) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 16, if fragment.is_some() { 44 } else { PROTO_UDP }, 64]);
+        frame.extend((0..32).map(|i| 0x11 + 7 * i));
+        if let Some(fragment) = fragment {
+            frame.extend([PROTO_UDP, 0]);
+            frame.extend(fragment.to_be_bytes());
+            frame.extend([0, 0, 0, 9]);
+        }
+        frame.extend(payload);
+        frame
+    }
+
+    #[test]
+    fn all_fragments_of_a_datagram_go_to_one_queue() {
+        const PORTS: [u8; 8] = [0x0a, 0xea, 0x06, 0xe6, 0, 0, 0, 0];
+        const LATER: [u8; 8] = [0x5a; 8];
+        let v4 = RssFields::SRC_IPV4 | RssFields::DST_IPV4;
+        let v6 = RssFields::SRC_IPV6 | RssFields::DST_IPV6;
+        let ports = RssFields::SRC_PORT_UDP | RssFields::DST_PORT_UDP;
+        let fragments = [
+            (v4, [ipv4_fragment(0x2000, PORTS), ipv4_fragment(0x2001, LATER), ipv4_fragment(0x0002, LATER)]),
+            (v6, [1, 8 | 1, 16].map(|at| ipv6_fragment(Some(at), if at == 1 { PORTS } else { LATER }))),
+        ];
+        for (addresses, fragments) in fragments {
+            let by_addresses = hash(addresses, &fragments[0]);
+            assert_ne!(by_addresses, 0);
+            for fragment in fragments {
+                assert_eq!(hash(addresses | ports, &fragment), by_addresses, "{addresses:?}");
+                assert_eq!(hash(ports, &fragment), 0, "{addresses:?}");
+            }
+        }
+        // What is whole goes by its ports, also with a header of fragments (RFC 6946).
+        let dont_fragment = 0x4000;
+        for whole in [ipv4_fragment(0, PORTS), ipv4_fragment(dont_fragment, PORTS), ipv6_fragment(None, PORTS)] {
+            assert_ne!(hash(ports, &whole), 0);
+        }
+        assert_eq!(hash(v6 | ports, &ipv6_fragment(Some(0), PORTS)), hash(v6 | ports, &ipv6_fragment(None, PORTS)));
     }
 
     #[test]
