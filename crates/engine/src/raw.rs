@@ -4,6 +4,7 @@
 //! of this process as well, as a card's own switch has it: loopback brings it back by itself, for other interfaces it is done here.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
@@ -29,16 +30,48 @@ impl RawSleep {
         self.0.get().map(|epoll| epoll.0.as_fd())
     }
 
-    fn watch(&self, receiver: &FrameReceiver) -> io::Result<()> {
-        let epoll = match self.0.get() {
-            Some(epoll) => epoll,
-            None => {
-                let fresh = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-                self.0.get_or_init(|| fresh)
-            }
-        };
-        // The socket leaves the set when it is closed.
-        Ok(epoll.add(receiver.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?)
+    fn epoll(&self) -> io::Result<&Epoll> {
+        if let Some(epoll) = self.0.get() {
+            return Ok(epoll);
+        }
+        let fresh = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(self.0.get_or_init(|| fresh))
+    }
+}
+
+/// What sleepers are woken by until it is dropped.
+struct Watched<T: AsFd> {
+    source: T,
+    sleep: Arc<RawSleep>,
+}
+
+impl<T: AsFd> Watched<T> {
+    fn new(source: T, sleep: Arc<RawSleep>) -> io::Result<Watched<T>> {
+        sleep.epoll()?.add(&source, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        Ok(Watched { source, sleep })
+    }
+}
+
+impl<T: AsFd> Drop for Watched<T> {
+    /// Closing it is not enough: the set watches the open file, and a forked child may still have that.
+    fn drop(&mut self) {
+        if let Err(error) = self.sleep.epoll().and_then(|epoll| Ok(epoll.delete(&self.source)?)) {
+            log::warn!("a packet socket that is closed still wakes sleepers: {error}");
+        }
+    }
+}
+
+impl<T: AsFd> Deref for Watched<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.source
+    }
+}
+
+impl<T: AsFd> DerefMut for Watched<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.source
     }
 }
 
@@ -47,7 +80,7 @@ struct Port {
     ifindex: u32,
     sender: FrameSender,
     /// There are flows.
-    receiver: Option<FrameReceiver>,
+    receiver: Option<Watched<FrameReceiver>>,
     /// To the slots of queue pairs.
     flows: FlowTable<u16>,
     /// Queue pairs.
@@ -101,8 +134,7 @@ impl RawPorts {
         let port = self.port(ifindex).expect("a RAW_PACKET queue pair has entered its device");
         if port.receiver.is_none() {
             let receiver = FrameReceiver::open(ifindex).map_err(|error| refused(&error))?;
-            sleep.watch(&receiver).map_err(|error| refused(&error))?;
-            port.receiver = Some(receiver);
+            port.receiver = Some(Watched::new(receiver, sleep).map_err(|error| refused(&error))?);
         }
         port.flows.insert(rule, slot)
     }
@@ -191,4 +223,33 @@ fn refused(error: &io::Error) -> CoreError {
         _ => format!("the system gives no packet socket: {error}"),
     };
     CoreError::new(if errno == libc::EACCES { libc::EPERM } else { errno }, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn wakes(sleep: &RawSleep) -> bool {
+        let fd = sleep.fd().expect("something was watched");
+        poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).expect("poll works") > 0
+    }
+
+    #[test]
+    fn a_socket_that_is_dropped_wakes_nobody_although_a_copy_of_it_is_open() {
+        let sleep = Arc::new(RawSleep::default());
+        let (socket, mut peer) = UnixStream::pair().expect("a pair of sockets");
+        let copy = socket.try_clone().expect("a second descriptor, as a forked child has it");
+        let watched = Watched::new(socket, Arc::clone(&sleep)).expect("it can be watched");
+        assert!(!wakes(&sleep));
+        peer.write_all(b"frame").expect("there is room");
+        assert!(wakes(&sleep));
+        drop(watched);
+        assert!(!wakes(&sleep));
+        drop(copy);
+    }
 }

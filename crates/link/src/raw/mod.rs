@@ -74,11 +74,6 @@ impl FrameReceiver {
         Ok(FrameReceiver { fd, dropped: 0 })
     }
 
-    /// Becomes readable when there are frames.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
     /// The next frame; `None`: nothing is waiting, or much that is left out. What the host itself sends by the interface is left out (it comes back by loopback).
     ///
     /// # Errors
@@ -113,6 +108,13 @@ impl FrameReceiver {
             }));
         }
         Ok(None)
+    }
+}
+
+/// Becomes readable when there are frames.
+impl AsFd for FrameReceiver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
