@@ -116,27 +116,27 @@ pub(crate) fn is_local(path: &PathAddr, dest_qp: u32, lane: u16) -> bool {
     path.src == path.dst && dest_qp >> LANE_SHIFT == u32::from(lane)
 }
 
-/// How long the link may go unread while the rings are polled: its system call costs more than a look at them.
-const LINK_UNREAD_NS: Nanos = 5_000;
+/// How long the link, and frames, may go unread while the rings are polled: a system call costs more than a look at them.
+const UNREAD_NS: Nanos = 5_000;
 /// How long after it had something it is read in every turn all the same.
-const LINK_BUSY_NS: Nanos = 1_000_000;
+const BUSY_NS: Nanos = 1_000_000;
 
-/// When the link has to be read, in a lane that has rings as well.
+/// When the link has to be read, or the frames of devices, in a lane that has rings as well.
 #[derive(Debug, Default)]
-struct LinkWatch {
+struct ReadWatch {
     read_at: Nanos,
     busy_until: Nanos,
 }
 
-impl LinkWatch {
+impl ReadWatch {
     fn is_due(&self, now: Nanos) -> bool {
-        now < self.busy_until || now >= self.read_at + LINK_UNREAD_NS
+        now < self.busy_until || now >= self.read_at + UNREAD_NS
     }
 
-    fn was_read(&mut self, now: Nanos, datagrams: usize) {
+    fn was_read(&mut self, now: Nanos, received: usize) {
         self.read_at = now;
-        if datagrams > 0 {
-            self.busy_until = now + LINK_BUSY_NS;
+        if received > 0 {
+            self.busy_until = now + BUSY_NS;
         }
     }
 }
@@ -144,7 +144,8 @@ impl LinkWatch {
 /// See the module's text.
 pub(crate) struct LaneState {
     link: Box<dyn Link>,
-    link_watch: LinkWatch,
+    link_watch: ReadWatch,
+    frame_watch: ReadWatch,
     /// None: packets to other processes on this host go over the link.
     rings: Option<Rings>,
     machines: Machines,
@@ -170,7 +171,8 @@ impl LaneState {
         table.resize_with(SLOTS_PER_LANE as usize, || None);
         LaneState {
             link,
-            link_watch: LinkWatch::default(),
+            link_watch: ReadWatch::default(),
+            frame_watch: ReadWatch::default(),
             rings,
             machines: Machines {
                 table,
@@ -394,15 +396,18 @@ impl LaneState {
         received > 0
     }
 
-    /// Takes what the rings have, and what the link has if it is its turn; gives the number of datagrams.
+    /// Takes what the rings have, and what the link and the devices have if it is their turn; gives the number of datagrams.
     fn receive_due(&mut self, shared: &LaneShared, now: Nanos, turn: Turn) -> usize {
-        let received = self.receive_rings(shared, now, turn.lazy);
-        // Who sleeps on the link's sockets must have read it.
-        let is_due = self.rings.as_ref().is_none_or(Rings::is_empty)
-            || turn.relay && received == 0
-            || self.link_watch.is_due(now);
-        let received = received + self.receive_frames(shared);
-        if is_due { received + self.receive(shared, now, turn.lazy) } else { received }
+        let mut received = self.receive_rings(shared, now, turn.lazy);
+        // Who sleeps on the sockets must have read them.
+        let all = self.rings.as_ref().is_none_or(Rings::is_empty) || turn.relay && received == 0;
+        if all || self.frame_watch.is_due(now) {
+            received += self.receive_frames(shared, now);
+        }
+        if all || self.link_watch.is_due(now) {
+            received += self.receive(shared, now, turn.lazy);
+        }
+        received
     }
 
     /// Before a timer runs out, whatever came before is read: the answer may be waiting behind others. (`now` is older than what is read.)
@@ -425,9 +430,11 @@ impl LaneState {
     }
 
     /// Takes frames of devices; gives their number.
-    fn receive_frames(&mut self, shared: &LaneShared) -> usize {
+    fn receive_frames(&mut self, shared: &LaneShared, now: Nanos) -> usize {
         let machines = &mut self.machines;
-        self.raw.receive(&mut |slot, tag, frame| machines.give_frame(shared, slot, tag, frame))
+        let frames = self.raw.receive(&mut |slot, tag, frame| machines.give_frame(shared, slot, tag, frame));
+        self.frame_watch.was_read(now, frames);
+        frames
     }
 
     /// Takes packets from the rings; gives their number.

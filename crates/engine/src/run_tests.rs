@@ -238,3 +238,17 @@ fn of_what_comes_by_a_group_only_datagrams_for_it_reach_members() {
     bench.state.detach(&bench.qp, Group { addr: group, ifindex }).expect("it is alive");
     assert_eq!(came(&mut bench, O::UD_SEND_ONLY, MULTICAST_QPN, &net), (1, 4, 3, 1));
 }
+
+/// A system call for each empty poll of a program whose packets come by rings would be most of what the poll costs.
+#[test]
+fn what_had_nothing_rests_a_moment_and_what_had_something_is_read_in_every_turn() {
+    let mut watch = ReadWatch::default();
+    watch.was_read(MS, 0);
+    assert!(!watch.is_due(MS) && !watch.is_due(MS + UNREAD_NS - 1));
+    assert!(watch.is_due(MS + UNREAD_NS));
+    watch.was_read(2 * MS, 1);
+    watch.was_read(2 * MS + 1, 0);
+    assert!(watch.is_due(2 * MS + 1) && watch.is_due(2 * MS + BUSY_NS - 1));
+    watch.was_read(2 * MS + BUSY_NS, 0);
+    assert!(!watch.is_due(2 * MS + BUSY_NS));
+}
