@@ -115,26 +115,20 @@ fn compile(source: &str, name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program on our library: in a network namespace of its own where the system allows it, so that no other service and no
-/// other interface is in the way.
+/// Runs a program on our library, in a network namespace of its own: no other service and no other interface is in the way, and what
+/// it does to interfaces is not done to the host's.
 fn run(program: &Path, environment: &[(&str, &str)]) -> Output {
     let installation = installation();
-    let available = Command::new("unshare").args(["-rn", "true"]).output().is_ok_and(|output| output.status.success());
-    let mut command = Command::new(if available { "unshare" } else { "sh" });
-    if available {
-        command.args(["-rn", "sh", "-c", "ip link set lo up && exec \"$0\""]);
-    } else {
-        command.args(["-c", "exec \"$0\""]);
-    }
-    command
+    ferroce_testkit::in_namespace()
         .arg(program)
         .env("LD_LIBRARY_PATH", installation.lib.path())
         .env("FERROCE_SERVICE", &installation.service)
         .env("FERROCE_SERVICE_IDLE_S", "1")
         .env_remove("FERROCE_LOG")
         .env_remove("FERROCE_REFUSAL")
-        .envs(environment.iter().copied());
-    command.output().expect("a shell is installed")
+        .envs(environment.iter().copied())
+        .output()
+        .expect("unshare is installed")
 }
 
 #[test]

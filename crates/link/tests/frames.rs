@@ -1,6 +1,5 @@
-//! Whole frames by packet sockets, over loopback in a network namespace of the test's own (where the system allows one).
+//! Whole frames by packet sockets, over loopback in a network namespace of the test's own; it fails where the system allows none.
 
-use std::process::Command;
 use std::time::Duration;
 
 use ferroce_link::LinkStats;
@@ -17,8 +16,7 @@ fn is_outside(test: &str) -> bool {
         return false;
     }
     let program = std::env::current_exe().expect("a program knows its file");
-    let output = Command::new("unshare")
-        .args(["-rn", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
+    let output = ferroce_testkit::in_namespace()
         .arg(program)
         .args(["--exact", test, "--nocapture"])
         .env(INSIDE, "1")

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! Readers for recorded packets and dialogues, what builds parts of the workspace, and names, ports and folders that nobody else has;
-//! for tests only, and below every other crate.
+//! Readers for recorded packets and dialogues, what builds parts of the workspace, and names, ports, folders and network
+//! namespaces that nobody else has; for tests only, and below every other crate.
 //!
 //! The recordings lie in `tests/vectors` of the repository, see the README there. [`Recording::all`] reads them.
 
@@ -8,6 +8,7 @@ mod build;
 mod folder;
 mod frame;
 mod free;
+mod namespace;
 mod pcap;
 mod recording;
 mod script;
@@ -16,6 +17,7 @@ pub use build::*;
 pub use folder::*;
 pub use frame::*;
 pub use free::*;
+pub use namespace::*;
 pub use pcap::*;
 pub use recording::*;
 pub use script::*;
