@@ -413,10 +413,11 @@ int main(void)
 		struct ibv_poll_cq_attr poll = { 0 };
 		struct ibv_qp_attr state;
 		struct ibv_qp_init_attr init;
+		time_t give_up = time(NULL) + 60;
 
 		post(&a, 1600, IBV_WR_SEND, 0);
 		while (ibv_start_poll(a.cq, &poll) != 0)
-			;
+			TRUE(time(NULL) < give_up);
 		TRUE(a.cq->status == IBV_WC_LOC_LEN_ERR);
 		ibv_end_poll(a.cq);
 		TRUE(ibv_query_qp(a.qp, &state, IBV_QP_STATE, &init) == 0);

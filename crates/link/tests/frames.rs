@@ -1,6 +1,6 @@
 //! Whole frames by packet sockets, over loopback in a network namespace of the test's own; it fails where the system allows none.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroce_link::LinkStats;
 use ferroce_link::raw::{FrameBuffer, FrameReceiver, FrameSender};
@@ -30,7 +30,9 @@ fn is_outside(test: &str) -> bool {
 /// The next frame with this EtherType (others may be about).
 fn next(receiver: &mut FrameReceiver, ether_type: [u8; 2], stats: &mut LinkStats) -> Vec<u8> {
     let mut buffer = FrameBuffer::default();
+    let give_up = Instant::now() + Duration::from_secs(60);
     loop {
+        assert!(Instant::now() < give_up, "a frame of type {ether_type:x?} never came: {stats:?}");
         match receiver.recv(&mut buffer, stats).expect("the interface is up") {
             Some(frame) if frame[12..14] == ether_type => return frame.to_vec(),
             Some(_) => {}

@@ -3,13 +3,24 @@
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// A command in a network namespace of its own, in which only loopback is up. The program and its arguments are to be added.
+/// After this a program hangs: some ten times of what the longest takes on two busy cores.
+const LIMIT: &str = "300s";
+
+/// A command in a network namespace of its own, in which only loopback is up. The program and its arguments are to be added. One that
+/// hangs is ended, with its children, and fails.
 ///
 /// # Panics
 /// The system gives no namespace: what tests do to a network they do not do to the host's.
 pub fn in_namespace() -> Command {
     let mut command = Command::new("unshare");
-    command.args([options(), "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+    command.args([
+        options(),
+        "sh",
+        "-c",
+        "ip link set lo up && exec timeout --verbose --kill-after=10s \"$@\"",
+        "sh",
+        LIMIT,
+    ]);
     command
 }
 
