@@ -106,8 +106,8 @@ stats! {
     frame_rx,
     /// Frames that came in and no flow wanted: most of them are the host's.
     frame_rx_unwanted,
-    /// Frames dropped: longer than any interface's MTU (merged by the system).
-    frame_rx_too_long,
+    /// Frames dropped: shorter than their two addresses, or longer than any interface's MTU (merged by the system).
+    frame_rx_bad_length,
     /// Frames that the system dropped because they were not read in time. Known when the next one is read.
     frame_rx_drop_full,
     /// Errors of reading frames, such as an interface that goes down.

@@ -99,7 +99,7 @@ impl FrameReceiver {
             }
             stats.frame_rx += 1;
             if !(ADDRESSES..=room).contains(&frame.len) {
-                stats.frame_rx_too_long += 1;
+                stats.frame_rx_bad_length += 1;
                 continue;
             }
             return Ok(Some(match frame.tag {
