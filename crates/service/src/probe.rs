@@ -24,8 +24,9 @@ const SENDERS: usize = 4;
 const LOOKS: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// How long the kernel may take to deal with what was sent.
+/// How long the kernel may take to deal with what was sent; and how often a prober waits so long in vain before it waits no more.
 const FENCE_PATIENCE: Duration = Duration::from_millis(100);
+const FENCES_MISSED_MAX: u32 = 3;
 
 /// Length of a probe. To whom it comes, it is too short to be a packet.
 pub(crate) const MARK_BYTES: usize = 8;
@@ -58,21 +59,14 @@ pub(crate) fn indices(port: u16, bound: u32, sockets: &[BorrowedFd<'_>]) -> io::
 }
 
 /// Those of the lanes whose packets do not come to the socket beside them. Changes nothing.
+///
+/// `TimedOut`: the kernel did not deal with the probes in time, so that nothing can be said.
 pub(crate) fn astray(port: u16, lanes: &[(u16, BorrowedFd<'_>)]) -> io::Result<Vec<u16>> {
-    /// So many lanes' probes fit the kernel's queues, whatever else is in them.
-    const LANES_AT_ONCE: usize = 32;
     let prober = Prober::new(port, lanes.iter().map(|(_, socket)| *socket).collect())?;
-    let mut astray = Vec::new();
-    for some in prober.with_filter.chunks(LANES_AT_ONCE) {
-        let before = prober.counts(some)?;
-        for at in some {
-            prober.send(lanes[*at].0)?;
-        }
-        let missing = |have: &[usize]| have.len() < some.len();
-        let have = prober.look(some, &before, missing)?;
-        astray.extend(some.iter().filter(|at| !have.contains(at)).map(|at| lanes[*at].0));
-    }
-    Ok(astray)
+    // The kernel loses probes of a full queue: who is missed once is looked for again.
+    let missed = prober.missed(lanes, &prober.with_filter)?;
+    let astray = prober.missed(lanes, &missed)?;
+    Ok(astray.into_iter().map(|at| lanes[at].0).collect())
 }
 
 /// Sends probes to sockets that have its filter; takes the filter off when it is dropped.
@@ -107,19 +101,43 @@ impl<'a> Prober<'a> {
     /// Which of the sockets gets what is sent now; None: none of them.
     fn receiver(&self, among: &[usize]) -> io::Result<Option<usize>> {
         for _ in 0..ATTEMPTS {
-            let Some(socket) = self.drops_all(among)? else { return Ok(None) };
+            let seen = self.drops_all(among)?;
+            let Some(socket) = seen.by.first().copied() else {
+                if seen.certain || self.fence.is_given_up() {
+                    return Ok(None);
+                }
+                continue;
+            };
             // A packet on its way under the program before may have been dropped by another one.
-            if self.drops_all(&[socket])?.is_some() {
+            if !self.drops_all(&[socket])?.by.is_empty() {
                 return Ok(Some(socket));
             }
         }
         Ok(None)
     }
 
-    fn drops_all(&self, among: &[usize]) -> io::Result<Option<usize>> {
+    fn drops_all(&self, among: &[usize]) -> io::Result<Seen> {
         let before = self.counts(among)?;
         self.send(0)?;
-        Ok(self.look(among, &before, |have| have.is_empty())?.first().copied())
+        self.look(among, &before, 1)
+    }
+
+    /// Which of the sockets, at positions of the lanes, do not get probes to their lanes. `TimedOut`: that cannot be seen.
+    fn missed(&self, lanes: &[(u16, BorrowedFd<'_>)], among: &[usize]) -> io::Result<Vec<usize>> {
+        /// So many lanes' probes fit the kernel's queues, whatever else is in them.
+        const LANES_AT_ONCE: usize = 32;
+        let mut missed = Vec::new();
+        for some in among.chunks(LANES_AT_ONCE) {
+            let before = self.counts(some)?;
+            some.iter().try_for_each(|at| self.send(lanes[*at].0))?;
+            let seen = self.look(some, &before, some.len())?;
+            let here = missed.len();
+            missed.extend(some.iter().filter(|at| !seen.by.contains(at)));
+            if missed.len() > here && !seen.certain {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(missed)
     }
 
     /// Sends one probe from each port.
@@ -134,23 +152,30 @@ impl<'a> Prober<'a> {
         of.iter().map(|socket| sys::drops(self.sockets[*socket])).collect()
     }
 
-    /// Which of the sockets have dropped a probe from each port; looks again for a while as long as `too_few` says so.
-    fn look(&self, among: &[usize], before: &[u32], too_few: impl Fn(&[usize]) -> bool) -> io::Result<Vec<usize>> {
-        self.fence.pass(&self.senders[0]);
-        let mut have = Vec::new();
+    /// Which of the sockets have dropped a probe from each port; looks again for a while if they are fewer than `expected`.
+    fn look(&self, among: &[usize], before: &[u32], expected: usize) -> io::Result<Seen> {
+        let mut seen = Seen { by: Vec::new(), certain: self.fence.pass(&self.senders[0]) };
         for look in 0..LOOKS {
             if look > 0 {
                 std::thread::sleep(PAUSE);
             }
             let now = self.counts(among)?;
             let dropped = |at: &usize| now[*at].wrapping_sub(before[*at]) >= SENDERS as u32;
-            have = (0..among.len()).filter(dropped).map(|at| among[at]).collect();
-            if !too_few(&have) {
+            seen.by = (0..among.len()).filter(dropped).map(|at| among[at]).collect();
+            if seen.by.len() >= expected {
                 break;
             }
         }
-        Ok(have)
+        Ok(seen)
     }
+}
+
+/// What became of probes.
+struct Seen {
+    /// Positions of the sockets that dropped one from each port.
+    by: Vec<usize>,
+    /// The kernel had dealt with all probes: no other socket has got them.
+    certain: bool,
 }
 
 impl Drop for Prober<'_> {
@@ -172,29 +197,35 @@ struct Fence {
     socket: UdpSocket,
     to: SocketAddr,
     number: Cell<u32>,
-    /// It was not passed in time once: there is no use in waiting for it.
-    broken: Cell<bool>,
+    /// How often it was not passed in time.
+    missed: Cell<u32>,
 }
 
 impl Fence {
     fn new(ip: IpAddr) -> io::Result<Fence> {
         let socket = UdpSocket::bind((ip, 0))?;
         socket.set_read_timeout(Some(FENCE_PATIENCE))?;
-        Ok(Fence { to: socket.local_addr()?, socket, number: Cell::new(rand::random()), broken: Cell::new(false) })
+        Ok(Fence { to: socket.local_addr()?, socket, number: Cell::new(rand::random()), missed: Cell::new(0) })
     }
 
-    /// Waits until the kernel has dealt with what was sent before.
-    fn pass(&self, sender: &UdpSocket) {
+    /// There is no use in waiting for it any more.
+    fn is_given_up(&self) -> bool {
+        self.missed.get() >= FENCES_MISSED_MAX
+    }
+
+    /// Waits until the kernel has dealt with what was sent before. False: it took too long.
+    fn pass(&self, sender: &UdpSocket) -> bool {
         /// Others may send to it, too.
         const DATAGRAMS_MAX: u32 = 16;
-        if self.broken.get() {
-            return;
+        if self.is_given_up() {
+            return false;
         }
         let number = self.number.get().wrapping_add(1);
         self.number.set(number);
         let passed = sender.send_to(&number.to_be_bytes(), self.to).is_ok()
             && (0..DATAGRAMS_MAX).map_while(|_| self.next()).any(|came| came == number);
-        self.broken.set(!passed);
+        self.missed.set(self.missed.get() + u32::from(!passed));
+        passed
     }
 
     /// None: nothing came in time.
@@ -202,5 +233,48 @@ impl Fence {
         let mut number = [0; 4];
         self.socket.recv(&mut number).ok()?;
         Some(u32::from_be_bytes(number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use ferroce_testkit::free_port;
+    use rustix::net::{AddressFamily, SocketAddrV4, SocketType, sockopt};
+
+    use super::*;
+
+    fn group_socket(port: u16) -> OwnedFd {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+        sockopt::set_socket_reuseport(&socket, true).unwrap();
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port)).unwrap();
+        socket
+    }
+
+    /// On a machine that is short of cores: lanes were taken for astray after one fence that took too long.
+    #[test]
+    fn who_does_not_know_whether_probes_arrived_gives_no_verdict() {
+        let port = free_port();
+        let sockets = [group_socket(port), group_socket(port)];
+        let lanes = [(1, sockets[0].as_fd()), (2, sockets[1].as_fd())];
+        sys::attach_reuseport_program(lanes[0].1, &steer::constant(0)).unwrap();
+        let mut prober = Prober::new(port, lanes.iter().map(|lane| lane.1).collect()).unwrap();
+        assert_eq!(prober.missed(&lanes, &[0, 1]).unwrap(), [1]);
+
+        let elsewhere = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let fence = std::mem::replace(&mut prober.fence.to, elsewhere.local_addr().unwrap());
+        assert_eq!(prober.missed(&lanes, &[0, 1]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+
+        // Once is not for good; what never comes is not waited for any more.
+        let elsewhere = std::mem::replace(&mut prober.fence.to, fence);
+        assert_eq!(prober.missed(&lanes, &[0, 1]).unwrap(), [1]);
+        prober.fence.to = elsewhere;
+        for _ in 1..FENCES_MISSED_MAX {
+            assert!(!prober.fence.is_given_up());
+            prober.missed(&lanes, &[1]).unwrap_err();
+        }
+        assert!(prober.fence.is_given_up());
+        assert_eq!(prober.missed(&lanes, &[1]).unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 }
