@@ -253,7 +253,15 @@ rdma! {
         let object = unsafe { IdObject::of(id) }?;
         qp::to_error(object);
         // SAFETY: a plain call.
-        object.ask(|number| check(unsafe { verbs::ferroce_cm_disconnect(number) }))?;
+        let asked = object.ask(|number| check(unsafe { verbs::ferroce_cm_disconnect(number) }));
+        let mut inner = object.inner();
+        match asked {
+            // The service that knew the connection is gone, and so is the connection.
+            Err(refusal) if inner.over && refusal.errno() == libc::EINVAL => {}
+            Err(refusal) => return Err(refusal),
+            Ok(()) => inner.leaving = !inner.over,
+        }
+        drop(inner);
         object.complete()
     }
 

@@ -235,7 +235,8 @@ fn react(about: &IdObject, said: &ferroce_cm_event) -> (u32, c_int) {
             (said.event, said.status)
         }
         event::DISCONNECTED => {
-            about.inner().kept = None;
+            let mut inner = about.inner();
+            (inner.kept, inner.leaving, inner.over) = (None, false, true);
             (said.event, said.status)
         }
         _ => (said.event, said.status),

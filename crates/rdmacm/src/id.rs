@@ -63,6 +63,10 @@ pub(crate) struct Inner {
     pub(crate) has_peer: bool,
     /// The program connects, or is connected: after a crash of the service there is no way back to idle.
     pub(crate) busy: bool,
+    /// The program has ended the connection, and was not told yet that it is over.
+    pub(crate) leaving: bool,
+    /// The program was told that the connection is over.
+    pub(crate) over: bool,
 }
 
 // SAFETY: the pointers inside are to objects of the program and of verbs, which any thread may use.
@@ -195,6 +199,8 @@ impl IdObject {
             next_join: 0,
             has_peer: false,
             busy: false,
+            leaving: false,
+            over: false,
         };
         let id = Box::into_raw(Box::new(IdObject {
             c: UnsafeCell::new(c),

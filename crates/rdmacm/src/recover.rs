@@ -33,9 +33,9 @@ pub(crate) fn channel(channel: &Arc<ChannelObject>) -> Call<()> {
 }
 
 fn restore(object: &IdObject, channel: &Arc<ChannelObject>) -> Call<()> {
-    let (kept, busy, bound, listening) = {
+    let (kept, leaving, over, busy, bound, listening) = {
         let inner = object.inner();
-        (inner.kept.clone(), inner.busy, inner.bound, inner.listening)
+        (inner.kept.clone(), inner.leaving, inner.over, inner.busy, inner.bound, inner.listening)
     };
     let mut number = 0;
     if let Some(kept) = kept {
@@ -45,6 +45,11 @@ fn restore(object: &IdObject, channel: &Arc<ChannelObject>) -> Call<()> {
         });
         check(adopted)?;
         object.renumber(number);
+        if leaving {
+            // The service that was asked to end it is gone, and may not have told the peer, nor us of its answer.
+            // SAFETY: a plain call.
+            check(unsafe { verbs::ferroce_cm_disconnect(number) })?;
+        }
         return Ok(());
     }
     // SAFETY: fields that are written when the id is made or bound.
@@ -57,7 +62,9 @@ fn restore(object: &IdObject, channel: &Arc<ChannelObject>) -> Call<()> {
     object.renumber(number);
     if busy {
         object.inner().busy = false;
-        object.raise(event::UNREACHABLE, -libc::ETIMEDOUT);
+        if !over {
+            object.raise(event::UNREACHABLE, -libc::ETIMEDOUT);
+        }
         return Ok(());
     }
     if bound {

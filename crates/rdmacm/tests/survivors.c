@@ -1,13 +1,14 @@
 // Two processes: connections and a listener while the service, keeper and worker both, is killed. What is established goes on and
 // ends with DISCONNECTED at both ends, the listener is found again, and ids on the same channels are not mistaken for each other.
+// Then one process that has ended a connection when the service is killed.
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -22,11 +23,16 @@ struct end {
 
 static struct rdma_event_channel *channel;
 
+static int readable(struct rdma_event_channel *of, int wait_ms)
+{
+	struct pollfd polled = { of->fd, POLLIN, 0 };
+	return poll(&polled, 1, wait_ms);
+}
+
 static struct rdma_cm_event *next(enum rdma_cm_event_type type)
 {
-	struct pollfd polled = { channel->fd, POLLIN, 0 };
 	struct rdma_cm_event *event;
-	CHECK(poll(&polled, 1, MINUTE_MS) == 1);
+	CHECK(readable(channel, MINUTE_MS) == 1);
 	CHECK(rdma_get_cm_event(channel, &event) == 0);
 	if (event->event != type) {
 		printf("pid %d: %s (%d) instead of %s\n", getpid(), rdma_event_str(event->event), event->status,
@@ -85,7 +91,8 @@ static void hear(int fd)
 	CHECK(poll(&polled, 1, 2 * MINUTE_MS) == 1 && read(fd, &byte, 1) == 1);
 }
 
-static void client_connects(struct end *end, unsigned short port)
+// Asks for a connection on the channel; nobody has answered yet.
+static void client_asks(struct end *end, unsigned short port)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) }, .sin_port = port };
 	struct rdma_cm_id *id;
@@ -96,12 +103,22 @@ static void client_connects(struct end *end, unsigned short port)
 	done(next(RDMA_CM_EVENT_ROUTE_RESOLVED));
 	equip(end, id);
 	CHECK(rdma_connect(id, NULL) == 0);
+}
+
+static void client_is_connected(struct end *end)
+{
 	struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
-	CHECK(event->id == id);
+	CHECK(event->id == end->id);
 	done(event);
 }
 
-static void server_accepts(struct end *end, struct rdma_cm_id *listener)
+static void client_connects(struct end *end, unsigned short port)
+{
+	client_asks(end, port);
+	client_is_connected(end);
+}
+
+static void server_answers(struct end *end, struct rdma_cm_id *listener)
 {
 	struct rdma_cm_event *event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
 	struct rdma_cm_id *id = event->id;
@@ -109,9 +126,28 @@ static void server_accepts(struct end *end, struct rdma_cm_id *listener)
 	equip(end, id);
 	CHECK(rdma_accept(id, NULL) == 0);
 	done(event);
-	event = next(RDMA_CM_EVENT_ESTABLISHED);
-	CHECK(event->id == id);
+}
+
+static void server_is_connected(struct end *end)
+{
+	struct rdma_cm_event *event = next(RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == end->id);
 	done(event);
+}
+
+static void server_accepts(struct end *end, struct rdma_cm_id *listener)
+{
+	server_answers(end, listener);
+	server_is_connected(end);
+}
+
+static struct rdma_cm_id *listens(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct rdma_cm_id *listener;
+	CHECK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(listener, (struct sockaddr *)&any) == 0 && rdma_listen(listener, 0) == 0);
+	return listener;
 }
 
 static void client(unsigned short port, int from, int to)
@@ -244,6 +280,62 @@ static void server(int from, int to, struct rdma_cm_id *listener)
 	rdma_destroy_event_channel(channel);
 }
 
+static void connect_two_ends(struct rdma_event_channel *of_server, struct end *server, struct rdma_cm_id *listener,
+			     struct rdma_event_channel *of_client, struct end *client)
+{
+	channel = of_client;
+	client_asks(client, rdma_get_src_port(listener));
+	channel = of_server;
+	server_answers(server, listener);
+	channel = of_client;
+	client_is_connected(client);
+	channel = of_server;
+	server_is_connected(server);
+}
+
+// The client has ended its connection, and the service dies before it hears of the server's answer.
+static void forgotten_end(void)
+{
+	struct rdma_event_channel *of_server = rdma_create_event_channel();
+	struct rdma_event_channel *of_client = rdma_create_event_channel();
+	struct end server, client;
+	CHECK(of_server && of_client);
+	channel = of_server;
+	struct rdma_cm_id *listener = listens();
+	connect_two_ends(of_server, &server, listener, of_client, &client);
+
+	struct rdma_event_channel *channels[] = { of_server, of_client };
+	struct rdma_cm_id *ids[] = { server.id, client.id };
+	for (int at = 0; at < 2; at++)
+		CHECK(fcntl(channels[at]->fd, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(rdma_disconnect(client.id) == 0);
+	kill_the_service();
+	// Whoever is readable is looked at; a channel is also to learn of the service's death, with no event then.
+	for (int over = 0; over != 3;) {
+		struct pollfd polled[] = { { of_server->fd, POLLIN, 0 }, { of_client->fd, POLLIN, 0 } };
+		CHECK(poll(polled, 2, MINUTE_MS) > 0);
+		for (int at = 0; at < 2; at++) {
+			struct rdma_cm_event *event;
+			if (!polled[at].revents || rdma_get_cm_event(channels[at], &event))
+				continue;
+			if (event->event == RDMA_CM_EVENT_TIMEWAIT_EXIT) {
+				done(event);
+				continue;
+			}
+			CHECK(event->event == RDMA_CM_EVENT_DISCONNECTED && event->id == ids[at] && !(over & 1 << at));
+			over |= 1 << at;
+			done(event);
+			CHECK(at == 1 || rdma_disconnect(server.id) == 0);
+		}
+	}
+
+	put_away(&client);
+	put_away(&server);
+	CHECK(rdma_destroy_id(listener) == 0);
+	rdma_destroy_event_channel(of_server);
+	rdma_destroy_event_channel(of_client);
+}
+
 int main(void)
 {
 	int down[2], up[2], status;
@@ -257,15 +349,13 @@ int main(void)
 		client(port, down[0], up[1]);
 		return 0;
 	}
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	struct rdma_cm_id *listener;
 	CHECK((channel = rdma_create_event_channel()));
-	CHECK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
-	CHECK(rdma_bind_addr(listener, (struct sockaddr *)&any) == 0 && rdma_listen(listener, 0) == 0);
+	struct rdma_cm_id *listener = listens();
 	port = rdma_get_src_port(listener);
 	CHECK(write(down[1], &port, sizeof port) == sizeof port);
 	server(up[0], down[1], listener);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	forgotten_end();
 	printf("good\n");
 	return 0;
 }
