@@ -13,6 +13,18 @@ const MAX_LINE: u64 = 1 << 20;
 /// How long a connection attempt may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Whether a client is the one for this server: its greeting is the command and a version.
+pub(crate) fn check_hello(client: &str, server: &str) -> Result<()> {
+    let command = |hello: &str| hello.rsplit_once(' ').map(|(command, _)| command.to_owned());
+    match (command(client), command(server)) {
+        _ if client == server => Ok(()),
+        (Some(client), Some(server)) if client != server && client.starts_with("ferroce ") => {
+            bail!("the client is `{client}`, and this is `{server} server`: start `{client} server` for it")
+        }
+        _ => bail!("the client is another version: it says {client:?}, and this is {server:?}"),
+    }
+}
+
 /// One end of the side channel.
 pub(crate) struct Control {
     reader: BufReader<TcpStream>,
@@ -96,6 +108,15 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().expect("is bound")).expect("can connect");
         let (other, _) = listener.accept().expect("can accept");
         (Control::new(stream).expect("can set up"), other)
+    }
+
+    #[test]
+    fn a_client_of_another_command_or_version_is_told_apart() {
+        check_hello("ferroce perf 1", "ferroce perf 1").expect("the same");
+        let told = |client: &str| check_hello(client, "ferroce verify 1").expect_err("not the same").to_string();
+        assert!(told("ferroce perf 1").contains("start `ferroce perf server`"));
+        assert!(told("ferroce verify 2").contains("another version"));
+        assert!(told("\u{7}").contains("another version"));
     }
 
     #[test]

@@ -6,13 +6,13 @@ mod end;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use self::case::{Case, Op, Transport, cases};
 use self::end::{End, SETTINGS, Verdict};
 use crate::output::{Out, Table, complain};
-use crate::rig::{Control, Partner, Peer, Place, Settings, listen};
+use crate::rig::{Control, Partner, Peer, Place, Settings, check_hello, listen};
 
 /// How often an unreliable message may be lost before its case is given up.
 const MAX_LOSSES: u32 = 3;
@@ -144,9 +144,7 @@ fn serve(args: &VerifyArgs) -> Result<u8> {
 
 fn serve_client(args: &VerifyArgs, mut control: Control) -> Result<()> {
     let greeting: Greeting = control.recv()?;
-    if greeting.hello != HELLO {
-        bail!("the client is another version: it says {:?}", greeting.hello);
-    }
+    check_hello(&greeting.hello, HELLO)?;
     let settings = Settings { events: greeting.settings.events, ..SETTINGS };
     let mut end = End::open(&args.place, &control, settings)?;
     control.send(&end.introduction())?;
