@@ -13,7 +13,9 @@ use crate::process::{installed, print, say};
 
 /// Bytes of a large message.
 const LARGE: u32 = 1 << 20;
-/// One way to move them through shared memory, as UCX has it.
+/// Bytes of a small one.
+const SMALL: u32 = 8;
+/// One way to move large ones through shared memory, as UCX has it.
 const UCX_SHARED_MEMORY: &str = "posix,cma,self";
 
 /// What a ratio has to be.
@@ -60,7 +62,7 @@ fn rows() -> Vec<Row> {
     let write: Measure = |b| b.rate(&b.loopback, "ib_write_bw", LARGE);
     let read: Measure = |b| b.rate(&b.loopback, "ib_read_bw", LARGE);
     let send_latency: Measure = |b| b.latency(&b.loopback, "ib_send_lat");
-    let write_rate: Measure = |b| Ok(b.rate(&b.loopback, "ib_write_bw", 8)? * 1000.0 / 64.0);
+    let write_rate: Measure = |b| b.millions(&b.loopback, "ib_write_bw");
     let tcp: Measure = |b| iperf3(&b.loopback, LARGE, b.seconds);
     let ucx: Measure = |b| b.ucx_rate(&b.loopback, UCX_SHARED_MEMORY, LARGE);
     let tcp_latency: Measure = |b| b.tcp_latency(&b.loopback);
@@ -82,7 +84,7 @@ fn rows() -> Vec<Row> {
             tcp_latency,
         ),
         ("WRITE 8 B, one host, one queue pair", "UCX tcp", "M/s", AtLeast(10.0), write_rate, |b| {
-            Ok(b.ucx_rate(&b.loopback, "tcp", 8)? * 1000.0 / 64.0)
+            b.ucx_millions(&b.loopback)
         }),
         (
             "WRITE 1 MiB, veth, MTU 9000",
@@ -113,8 +115,8 @@ fn rows() -> Vec<Row> {
             "UCX tcp",
             "M/s",
             AtLeast(5.0),
-            |b| Ok(b.rate(&b.ethernet, "ib_send_bw", 8)? * 1000.0 / 64.0),
-            |b| Ok(b.ucx_rate(&b.ethernet, "tcp", 8)? * 1000.0 / 64.0),
+            |b| b.millions(&b.ethernet, "ib_send_bw"),
+            |b| b.ucx_millions(&b.ethernet),
         ),
         (
             "WRITE 1 MiB, veth, 1 % loss",
@@ -192,7 +194,12 @@ impl Bench<'_> {
         self.gbit(place, program, bytes, &[])
     }
 
-    /// The same for WRITE, when each end loses one packet in a hundred.
+    /// Messages of 8 bytes in a second, in millions.
+    fn millions(&self, place: &Place, program: &str) -> Result<f64> {
+        Ok(millions_of(self.rate(place, program, SMALL)?))
+    }
+
+    /// Bandwidth of WRITE when each end loses one packet in a hundred.
     fn rate_with_loss(&self, place: &Place) -> Result<f64> {
         self.gbit(place, "ib_write_bw", LARGE, &[("FERROCE_FAULT", "loss=0.01")])
     }
@@ -245,6 +252,11 @@ impl Bench<'_> {
         Ok(per_second * f64::from(bytes) * 8.0 / 1e9)
     }
 
+    /// UCX's tagged messages of 8 bytes over TCP in a second, in millions.
+    fn ucx_millions(&self, place: &Place) -> Result<f64> {
+        Ok(millions_of(self.ucx_rate(place, "tcp", SMALL)?))
+    }
+
     /// Average latency of UCX's tagged messages of 2 bytes, in microseconds.
     fn ucx_latency(&self, place: &Place, transports: &str) -> Result<f64> {
         self.ucx(place, transports, "tag_lat", 2, 500_000.0 * self.seconds.max(0.1), "overall_lat")
@@ -263,6 +275,11 @@ impl Bench<'_> {
         client.args([place.address, "-t", test, "-s", &size, "-n", &count, "-f", "-v"]);
         column_of(&pair::output(&mut server, &mut client, port)?, column)
     }
+}
+
+/// Gbit/s of small messages as millions of messages in a second.
+fn millions_of(gbit_per_second: f64) -> f64 {
+    gbit_per_second * 1000.0 / f64::from(8 * SMALL)
 }
 
 /// A number of the last line of UCX's CSV.
@@ -285,6 +302,11 @@ mod tests {
         assert!(Wanted::AtMost(0.5).is_met(0.5) && !Wanted::AtMost(0.5).is_met(0.6));
         let goal = Goal { ours: vec![1.0, 3.0, 2.0], theirs: vec![4.0], ..Goal::new(&rows()[0]) };
         assert!(goal.line().contains("| 2.00 | iperf3 | 4.00 | 0.50 | >= 4 | not met |"), "{}", goal.line());
+    }
+
+    #[test]
+    fn small_messages_are_counted_from_their_bits() {
+        assert_eq!(millions_of(0.64), 10.0);
     }
 
     #[test]
