@@ -144,6 +144,8 @@ impl ReadWatch {
 /// See the module's text.
 pub(crate) struct LaneState {
     link: Box<dyn Link>,
+    /// The link only sends: what the network has for the lane comes by the relay, as another user's service has it.
+    relayed: bool,
     link_watch: ReadWatch,
     frame_watch: ReadWatch,
     /// None: packets to other processes on this host go over the link.
@@ -170,6 +172,7 @@ impl LaneState {
         let mut table = Vec::new();
         table.resize_with(SLOTS_PER_LANE as usize, || None);
         LaneState {
+            relayed: relay.is_some() && link.rx_fds().is_empty(),
             link,
             link_watch: ReadWatch::default(),
             frame_watch: ReadWatch::default(),
@@ -369,10 +372,8 @@ impl LaneState {
     /// One turn. Tells whether the link had packets.
     pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) -> bool {
         let owing: SmallVec<[u16; LAZY_MAX]> = self.machines.lazy.drain(..).collect();
-        if turn.relay {
-            self.receive_relayed(shared, now);
-        }
-        let received = if turn.link { self.receive_due(shared, now, turn) } else { 0 };
+        let relayed = if turn.relay && !self.relayed { self.receive_relayed(shared, now) } else { 0 };
+        let received = relayed + if turn.link { self.receive_due(shared, now, turn) } else { 0 };
         // A poster, who reads nothing, leaves the timers to others.
         if turn.link && self.machines.timers.is_due(now) {
             self.drain(shared, now, turn.lazy);
@@ -419,8 +420,13 @@ impl LaneState {
         }
     }
 
-    /// Takes packets from the link; gives the number of datagrams.
+    /// Takes packets from the link, or from the relay where that is how all of them come; gives the number of datagrams.
     fn receive(&mut self, shared: &LaneShared, now: Nanos, lazy: bool) -> usize {
+        if self.relayed {
+            let packets = self.receive_relayed(shared, now);
+            self.link_watch.was_read(now, packets);
+            return packets;
+        }
         let machines = &mut self.machines;
         let datagrams = self.link.recv(RECEIVE_BUDGET, &mut |net, headers, payload| {
             machines.receive(shared, now, &Packet { headers, payload, net }, lazy);
@@ -451,13 +457,14 @@ impl LaneState {
         packets
     }
 
-    /// Takes what the relay brought for this lane.
-    fn receive_relayed(&mut self, shared: &LaneShared, now: Nanos) {
-        let Some(mut relay) = self.machines.relay.take() else { return };
-        let (machines, mut calls) = (&mut self.machines, Vec::new());
+    /// Takes what the relay brought for this lane; gives the number of packets.
+    fn receive_relayed(&mut self, shared: &LaneShared, now: Nanos) -> usize {
+        let Some(mut relay) = self.machines.relay.take() else { return 0 };
+        let (machines, mut calls, mut packets) = (&mut self.machines, Vec::new(), 0);
         relay.receive(&mut |relayed| match relayed {
             Relayed::Packet(net, bytes) => match Headers::parse(bytes) {
                 Ok((headers, payload)) => {
+                    packets += 1;
                     machines.deliver(shared, now, &Packet { headers: &headers, payload: &bytes[payload], net });
                 }
                 Err(_) => machines.strays.bad_relayed += 1,
@@ -468,6 +475,7 @@ impl LaneState {
             calls.into_iter().for_each(|call| rings.hear(call, &mut *relay));
         }
         self.machines.relay = Some(relay);
+        packets
     }
 
     fn transmit(&mut self, shared: &LaneShared, now: Nanos) {

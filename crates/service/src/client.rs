@@ -15,6 +15,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::cm::protocol::{CmReply, CmRequest};
+use crate::config::{Config, Trust};
 use crate::protocol::{self, CmIdStatus, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
 use crate::start::{self, Started};
 use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, sys};
@@ -110,11 +111,12 @@ impl Client {
         if line.has_ended() { self.connection.recover(&mut line) } else { Ok(()) }
     }
 
-    /// Leases a lane: a receive socket of the port's group and a prefix of QP numbers.
+    /// Leases a lane: a receive socket of the port's group and a prefix of QP numbers. Another user's service gives no socket: all
+    /// packets then come by the relay.
     pub fn lease_lane(&self) -> Result<LaneLease, ServiceError> {
         match self.connection.request(Request::LeaseLane)? {
-            (Reply::Lane { lane, seed, lease }, mut descriptors) if descriptors.len() >= 2 => {
-                let relay = descriptors.pop().expect("there are at least two");
+            (Reply::Lane { lane, seed, lease }, mut descriptors) if !descriptors.is_empty() => {
+                let relay = descriptors.pop().expect("there is one at least");
                 let held = Held::new(lane, lease, &descriptors, relay)
                     .map_err(|errno| ServiceError::system("no lane: cannot keep what is needed of it", errno))?;
                 let (held, connection) = (Arc::new(held), Arc::clone(&self.connection));
@@ -349,16 +351,18 @@ impl Line {
         let service = sys::peer(self.socket.as_fd())
             .map_err(|error| ServiceError::system("cannot tell whose service this is", sys::errno(&error)))?;
         let own = rustix::process::geteuid().as_raw();
-        if service.uid == own || service.uid == 0 {
+        let trust = if service.uid == own { Trust::default() } else { Config::load()?.trust };
+        if trust.includes(own, service.uid) {
             return Ok(());
         }
         Err(ServiceError::new(
             libc::EACCES,
             format!(
-                "the Ferroce service of this network namespace (pid {}) belongs to uid {}, this program to uid {own}: \
-                 for now a program uses its own user's service only. Run the program as that user, end that user's \
-                 programs (the service then ends by itself), or use a network namespace of your own (`unshare -rn`)",
-                service.pid, service.uid
+                "the Ferroce service of this network namespace (pid {}) belongs to uid {}, this program to uid {own}, \
+                 which does not trust it. Write `trust = [{}]` in ferroce.toml if it may (that user then reads what is sent to \
+                 this program), run the program as that user, end that user's programs (the service then ends by itself), \
+                 or use a network namespace of your own (`unshare -rn`, then `ip link set lo up`)",
+                service.pid, service.uid, service.uid
             ),
         ))
     }
@@ -519,8 +523,8 @@ pub struct RelayedPacket<'a> {
 struct Held {
     lane: u16,
     lease: u64,
-    /// A copy of the receive socket.
-    rx: OwnedFd,
+    /// A copy of the receive socket; None: another user's service gave none.
+    rx: Option<OwnedFd>,
     relay: Mutex<OwnedFd>,
     /// Readable when the relay has something: an epoll set, so that it stays the same for those who sleep on it.
     arrived: OwnedFd,
@@ -528,7 +532,7 @@ struct Held {
 
 impl Held {
     fn new(lane: u16, lease: u64, rx: &[OwnedFd], relay: OwnedFd) -> Result<Held, Errno> {
-        let rx = rustix::io::fcntl_dupfd_cloexec(rx.first().ok_or(Errno::PROTO)?, 3)?;
+        let rx = rx.first().map(|rx| rustix::io::fcntl_dupfd_cloexec(rx, 3)).transpose()?;
         let arrived = rustix::io::fcntl_dupfd_cloexec(epoll::create(epoll::CreateFlags::CLOEXEC)?, 3)?;
         epoll::add(&arrived, &relay, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         Ok(Held { lane, lease, rx, relay: Mutex::new(relay), arrived })
@@ -538,7 +542,8 @@ impl Held {
     /// what works without (its rings).
     fn bring_along(&self, line: &mut Line) -> Result<(), ServiceError> {
         let request = Request::Reclaim { lane: self.lane, lease: self.lease };
-        match line.exchange(request, &[self.rx.as_fd()]) {
+        let rx: Vec<BorrowedFd<'_>> = self.rx.iter().map(AsFd::as_fd).collect();
+        match line.exchange(request, &rx) {
             Ok((Reply::Reclaimed { .. }, mut descriptors)) if !descriptors.is_empty() => {
                 let failed = |errno| ServiceError::system("cannot use the relay of a lane", errno);
                 self.change_relay(&descriptors.swap_remove(0)).map_err(failed)
@@ -596,7 +601,8 @@ impl LaneLease {
         self.held.lease
     }
 
-    /// Hands out the receive sockets (bound, not blocking, closed on exec), once; later calls give none.
+    /// Hands out the receive sockets (bound, not blocking, closed on exec), once; later calls give none. A lane of another user's
+    /// service has none.
     pub fn take_rx(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.rx)
     }
@@ -607,8 +613,9 @@ impl LaneLease {
     }
 
     /// The numbers of the lease's descriptors that a forked child must close: whoever has them keeps the lane's socket open.
-    pub fn not_for_children(&self) -> [RawFd; 3] {
-        [self.held.rx.as_raw_fd(), self.held.relay.lock().as_raw_fd(), self.held.arrived.as_raw_fd()]
+    pub fn not_for_children(&self) -> impl Iterator<Item = RawFd> {
+        let rx = self.held.rx.as_ref().map(AsRawFd::as_raw_fd);
+        [self.held.relay.lock().as_raw_fd(), self.held.arrived.as_raw_fd()].into_iter().chain(rx)
     }
 
     /// Hands a packet for a foreign QP number to the service, which forwards it to the right lane. Never blocks. False:

@@ -29,10 +29,69 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct Config {
     /// The service ends after so many seconds without users; 0: never. `FERROCE_SERVICE_IDLE_S` goes before it.
     pub idle_s: Option<u64>,
+    /// Whose programs the service is for.
+    pub serve: Option<Serve>,
+    /// Whose services a program uses, besides its own user's and root's.
+    pub trust: Trust,
     /// The service's log.
     pub log: Log,
     /// How much programs may have.
     pub limits: Limits,
+}
+
+/// Whose programs a service is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Serve {
+    /// Those of the service's own user: the default, if that is not root.
+    User,
+    /// Those of every user of the network namespace: root's default. Other users' programs get no socket of the port: the service
+    /// takes what is sent to them and passes it on.
+    Namespace,
+}
+
+impl Serve {
+    /// What a service of this user does if no file says otherwise.
+    pub fn default_of(uid: u32) -> Serve {
+        if uid == 0 { Serve::Namespace } else { Serve::User }
+    }
+}
+
+/// Whose services a program uses, besides its own user's and root's: whoever runs the service reads what is sent to the program, and
+/// can send in its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Trust {
+    /// `"any"`: everybody's.
+    All(TrustAll),
+    /// Those of these users. (One who has no number in this user namespace is 65534.)
+    Users(Vec<u32>),
+}
+
+/// The word for everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrustAll {
+    /// Everybody.
+    Any,
+}
+
+impl Default for Trust {
+    fn default() -> Trust {
+        Trust::Users(Vec::new())
+    }
+}
+
+impl Trust {
+    /// Whether a program of user `own` uses a service of user `uid`.
+    pub fn includes(&self, own: u32, uid: u32) -> bool {
+        uid == own
+            || uid == 0
+            || match self {
+                Trust::All(TrustAll::Any) => true,
+                Trust::Users(users) => users.contains(&uid),
+            }
+    }
 }
 
 /// The table `[log]`.
@@ -219,6 +278,19 @@ mod tests {
         assert!(refusal("[limits.process]\nlanes = 65\n").contains("at most 64"));
         assert!(refusal("\n\nlanes = \n").contains("line 3"));
         assert!(refusal("[log]\nlevel = \"loud\"\n").contains("`info`"));
+    }
+
+    #[test]
+    fn who_is_served_and_trusted_is_told() {
+        let config = |text: &str| -> Config { parse(Path::new("x"), text).unwrap().try_into().unwrap() };
+        let silent = config("");
+        assert_eq!((silent.serve, Serve::default_of(0), Serve::default_of(7)), (None, Serve::Namespace, Serve::User));
+        assert_eq!([0, 7, 8].map(|uid| silent.trust.includes(7, uid)), [true, true, false]);
+        assert_eq!(config("serve = \"namespace\"").serve, Some(Serve::Namespace));
+        assert_eq!([7, 8, 9].map(|uid| config("trust = [8]").trust.includes(7, uid)), [true, true, false]);
+        assert!(config("trust = \"any\"").trust.includes(7, 65_534));
+        assert!(refusal("\nserve = \"all\"\n").contains("line 2"));
+        assert!(refusal("trust = \"all\"\n").contains("line 1"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::config::Limits;
+use crate::config::{Limits, Serve};
 use crate::group::{Group, SocketId};
 use crate::protocol::{
     self, ClientStatus, Counters, PROGRAM_CHARS_MAX, REQUEST_BYTES_MAX, Reply, Request, STATUS_PAGE, Status,
@@ -76,6 +76,8 @@ pub struct ServerOptions {
     pub idle: Option<Duration>,
     /// How much programs may have.
     pub limits: Limits,
+    /// Whose programs it is for; None: as [`Serve::default_of`] has it.
+    pub serve: Option<Serve>,
 }
 
 impl Default for ServerOptions {
@@ -85,6 +87,7 @@ impl Default for ServerOptions {
             port: ROCE_PORT,
             idle: Some(Duration::from_secs(10)),
             limits: Limits::default(),
+            serve: None,
         }
     }
 }
@@ -151,7 +154,8 @@ struct Client {
     lanes: BTreeMap<u16, SocketId>,
 }
 
-/// The service's end of a lane's relay, for as long as the socket was lent.
+/// The service's end of a lane's relay, for as long as the socket was lent. A program of another user has a lane without a socket:
+/// what is sent to it comes to the service's own, and goes on by the relay. Its id here is one that no socket has ([`socketless`]).
 #[derive(Debug)]
 struct Lend {
     relay: OwnedFd,
@@ -161,6 +165,19 @@ struct Lend {
     lease: u64,
     /// Multicast groups that the socket joined, and the interfaces.
     groups: Memberships,
+}
+
+/// Ids of lends without a socket have this bit; sockets are counted from 0.
+const SOCKETLESS: SocketId = 1 << 48;
+
+/// An id for a lend without a socket.
+fn socketless(lease: u64) -> SocketId {
+    SOCKETLESS | (lease & (SOCKETLESS - 1))
+}
+
+/// Whether a lend is one of a socket.
+fn has_socket(id: SocketId) -> bool {
+    id & SOCKETLESS == 0
 }
 
 /// The service, bound to its name.

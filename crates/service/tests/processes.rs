@@ -6,7 +6,6 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,9 +17,12 @@ use ferroce_service::protocol::Status;
 use ferroce_testkit::{SharedFolder, free_name, free_port};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+#[path = "processes/users.rs"]
+mod users;
+
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 18] = [
+const TESTS: [(&str, Test); 19] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
@@ -39,8 +41,9 @@ const TESTS: [(&str, Test); 18] = [
     ("programs_that_sleep_hold_nobody_up", programs_that_sleep_hold_nobody_up),
     ("an_idle_service_ends_and_is_started_again", an_idle_service_ends_and_is_started_again),
     ("what_cannot_be_started_is_explained", what_cannot_be_started_is_explained),
-    ("other_users_are_refused_with_a_remedy", other_users_are_refused_with_a_remedy),
-    ("a_user_sees_its_own_programs_only", a_user_sees_its_own_programs_only),
+    ("another_users_program_is_served_by_the_relay", users::another_users_program_is_served_by_the_relay),
+    ("users_serve_and_trust_each_other_only_if_told_to", users::users_serve_and_trust_each_other_only_if_told_to),
+    ("a_user_sees_its_own_programs_only", users::a_user_sees_its_own_programs_only),
     ("a_namespace_of_its_own_has_its_own_port", a_namespace_of_its_own_has_its_own_port),
 ];
 
@@ -211,9 +214,10 @@ fn role(arguments: &[String]) {
         "hold-in-child" => role_hold_in_child(&options),
         "fork" => role_fork(&options),
         "start" => role_start(&options),
-        "refused" => role_refused(&options),
+        "lease" => users::role_lease(&options),
+        "relayed" => users::role_relayed(&options),
         "ask" => role_ask(&options),
-        "look" => role_look(&options),
+        "look" => users::role_look(&options),
         "namespace" => role_namespace(),
         other => panic!("no role {other}"),
     }
@@ -305,24 +309,10 @@ fn role_start(options: &StartOptions) {
     }
 }
 
-fn role_refused(options: &StartOptions) {
-    let answer = Client::connect(options).and_then(|client| client.lease_lane());
-    say(answer.map_or_else(|error| format!("{} {error}", error.errno()), |_| "leased".into()));
-}
-
 /// Says the service's pid, and stays connected.
 fn role_ask(options: &StartOptions) {
     let client = Client::connect(options).unwrap();
     say(client.status().unwrap().pid);
-    wait_for_end_of_input();
-}
-
-/// Says how much it sees of others: programs, ids of the connection manager, and lanes whose lease it is told.
-fn role_look(options: &StartOptions) {
-    let client = Client::connect(options).unwrap();
-    let (programs, ids) = (client.status().unwrap().clients.len(), client.cm_ids().unwrap().len());
-    let leases = (1..=1023).filter(|lane| client.lease_of(*lane).unwrap().is_some()).count();
-    say(format_args!("{programs} {ids} {leases}"));
     wait_for_end_of_input();
 }
 
@@ -830,98 +820,6 @@ fn what_cannot_be_started_is_explained(scene: &Scene) {
     let options = StartOptions { candidates: vec!["/bin/ls".into()], ..scene.options.clone() };
     let error = Client::connect_or_start(&options).unwrap_err();
     assert!(error.to_string().contains("cannot start /bin/ls"), "{error}");
-}
-
-const NOBODY: u32 = 65_534;
-
-/// Needs root to be two users; without it, only the own user's case is there, which the other tests are.
-fn other_users_are_refused_with_a_remedy(scene: &Scene) {
-    if !rustix::process::geteuid().is_root() {
-        return println!("(not root: there is no other user to be)");
-    }
-    let reachable = Reachable::new(scene);
-    // Root's service, nobody's program.
-    let client = scene.connect_or_start();
-    let program = reachable.copy(&std::env::current_exe().unwrap());
-    let nobodys_helper = |role| {
-        let mut command = Command::new(&program);
-        command.args(scene.helper_command(role).get_args());
-        command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
-        Helper::spawn(command)
-    };
-    let mut helper = nobodys_helper("refused");
-    let answer = helper.line();
-    assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
-    assert!(answer.contains("belongs to uid 0, this program to uid 65534"), "{answer}");
-    helper.end();
-    scene.kill_service(&client.status().unwrap());
-
-    // Nobody's service, root's program.
-    let service = reachable.copy(&scene.options.candidates[0]);
-    let mut nobodys = Command::new(service);
-    nobodys.args(["--ready", "--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
-    let mut nobodys = Helper::spawn({
-        nobodys.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
-        nobodys
-    });
-    assert_eq!(nobodys.line(), "ready");
-    let error = Client::connect_or_start(&scene.options).unwrap_err();
-    assert_eq!(error.errno(), libc::EACCES);
-    assert!(error.to_string().contains("belongs to uid 65534, this program to uid 0"), "{error}");
-    // It is nobody's to ask for the service's process. Its keeper is our child.
-    let mut helper = nobodys_helper("ask");
-    let service = helper.line().parse().unwrap();
-    signal(service, rustix::process::Signal::STOP);
-    nobodys.kill();
-    kill(service);
-    helper.end();
-}
-
-/// Root's service. What root's programs have, root sees; another user's program sees itself.
-fn a_user_sees_its_own_programs_only(scene: &Scene) {
-    if !rustix::process::geteuid().is_root() {
-        return println!("(not root: there is no other user to be)");
-    }
-    let client = scene.connect_or_start();
-    let _leases = [client.lease_lane().unwrap(), client.lease_lane().unwrap()];
-    let channel = ferroce_service::cm::client::EventChannel::open(&client).unwrap();
-    client.cm_create_id(&channel, 0x0106, false).unwrap();
-    let mut own = scene.helper("look");
-    assert_eq!(own.line(), "2 1 2");
-    own.end();
-
-    let reachable = Reachable::new(scene);
-    let mut command = Command::new(reachable.copy(&std::env::current_exe().unwrap()));
-    command.args(scene.helper_command("look").get_args());
-    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut nobodys = Helper::spawn(command);
-    assert_eq!(nobodys.line(), "1 0 0");
-    assert_eq!(client.status().unwrap().clients.len(), 2, "root sees it");
-    nobodys.end();
-}
-
-/// A directory that every user can enter.
-struct Reachable(PathBuf);
-
-impl Reachable {
-    fn new(scene: &Scene) -> Reachable {
-        let path = PathBuf::from(format!("/tmp/{}", scene.options.name));
-        fs::create_dir_all(&path).unwrap();
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        Reachable(path)
-    }
-
-    fn copy(&self, program: &Path) -> PathBuf {
-        let copy = self.0.join(program.file_name().unwrap());
-        fs::copy(program, &copy).unwrap();
-        copy
-    }
-}
-
-impl Drop for Reachable {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn a_namespace_of_its_own_has_its_own_port(scene: &Scene) {

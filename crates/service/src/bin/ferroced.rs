@@ -188,5 +188,6 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
         options.idle = (seconds > 0).then(|| Duration::from_secs(seconds));
     }
     options.limits = config.limits;
+    options.serve = config.serve;
     Ok(Some(Parsed { options, config, role }))
 }

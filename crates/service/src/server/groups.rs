@@ -4,8 +4,9 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 
-use super::{Client, Service, SocketId};
+use super::{Client, Service, SocketId, has_socket};
 use crate::protocol::Reply;
 use crate::{ServiceError, sys};
 
@@ -31,7 +32,7 @@ impl Service {
         if ifindex == 0 {
             return Err(ServiceError::new(libc::ENODEV, format!("{group} is joined on an interface; 0 is none")));
         }
-        let lend = self.lends.get_mut(&socket).expect("a lane's socket is lent");
+        let lend = self.lends.get(&socket).expect("a lane's socket is lent");
         if lend.groups.contains(&(group, ifindex)) {
             return Ok(Reply::Joined);
         }
@@ -39,10 +40,10 @@ impl Service {
         if lend.groups.len() >= GROUPS_PER_LANE_MAX {
             return too_many(format!("the program is in {GROUPS_PER_LANE_MAX} multicast groups already"));
         }
-        let descriptor = self.group.as_ref().and_then(|group| group.socket(socket)).expect("a lent socket is open");
+        let descriptor = self.receiver_of(socket).expect("a lane is leased, so the port is open");
         match sys::set_membership(descriptor, group, ifindex, true) {
             Ok(()) => {}
-            // It was joined just before the service crashed.
+            // It was joined just before the service crashed, or for another lane without a socket.
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                 let joined = lend.groups.len();
@@ -55,7 +56,7 @@ impl Service {
                 return Err(ServiceError::system(what, sys::errno(&error)));
             }
         }
-        lend.groups.insert((group, ifindex));
+        self.lends.get_mut(&socket).expect("a lane's socket is lent").groups.insert((group, ifindex));
         self.dirty = true;
         Ok(Reply::Joined)
     }
@@ -76,15 +77,30 @@ impl Service {
     }
 
     pub(super) fn leave_all(&self, socket: SocketId, groups: Memberships) {
-        let Some(descriptor) = self.group.as_ref().and_then(|group| group.socket(socket)) else {
+        let Some(descriptor) = self.receiver_of(socket) else {
             return;
         };
         for (group, ifindex) in groups {
+            if !has_socket(socket) && self.is_joined_for_others(socket, (group, ifindex)) {
+                continue;
+            }
             // The membership of an interface that is gone is gone.
             if let Err(error) = sys::set_membership(descriptor, group, ifindex, false) {
                 log::debug!("socket {socket} does not leave {group} on interface {ifindex}: {error}");
             }
         }
+    }
+
+    /// The socket that gets what is sent to a lane.
+    fn receiver_of(&self, socket: SocketId) -> Option<BorrowedFd<'_>> {
+        let group = self.group.as_ref()?;
+        if has_socket(socket) { group.socket(socket) } else { Some(group.own_socket()) }
+    }
+
+    /// Whether the service's own socket is a member for the sake of other lanes than this one.
+    fn is_joined_for_others(&self, socket: SocketId, membership: (IpAddr, u32)) -> bool {
+        let others = self.lends.iter().filter(|(id, _)| !has_socket(**id) && **id != socket);
+        others.into_iter().any(|(_, lend)| lend.groups.contains(&membership))
     }
 
     /// Memberships of a client's lanes.

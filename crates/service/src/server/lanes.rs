@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use super::groups::Memberships;
-use super::{Lend, Service, SocketId, Source};
+use super::{Lend, Service, SocketId, Source, has_socket, socketless};
+use crate::config::Serve;
 use crate::protocol::Reply;
 use crate::store::Key;
 use crate::sys::Peer;
@@ -27,11 +28,11 @@ impl Service {
             return;
         }
         match self.new_lane(id) {
-            Ok((lane, socket, copy, relay)) => {
+            Ok((lane, copy, relay)) => {
                 let (seed, lease) = (rand::random(), self.lease_of(lane));
-                self.reply(id, request, Reply::Lane { lane, seed, lease }, &[copy.as_fd(), relay.as_fd()]);
-                self.audit(id, "leased", lane, lease);
-                log::debug!("lane {lane} has socket {socket}");
+                let descriptors: Vec<_> = copy.iter().chain([&relay]).map(AsFd::as_fd).collect();
+                self.reply(id, request, Reply::Lane { lane, seed, lease }, &descriptors);
+                self.audit(id, if copy.is_some() { "leased" } else { "leased without a socket" }, lane, lease);
             }
             Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
         }
@@ -89,8 +90,14 @@ impl Service {
             ));
         }
         let Some(socket) = descriptors.into_iter().next() else {
-            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} comes without its socket")));
+            // Whoever had a lane without a socket has nothing that shows it; anybody might take another's place.
+            let what =
+                format!("lane {lane} comes without its socket: nothing shows whose it was; open the device anew");
+            return Err(ServiceError::new(libc::EINVAL, what));
         };
+        if !self.may_hold_sockets(self.clients[&id].peer) {
+            return Err(ServiceError::new(libc::EACCES, format!("lane {lane} comes with a socket of another user")));
+        }
         let (ours, theirs) = relay_pair()?;
         let socket = self.open_group()?.adopt(lane, socket)?;
         self.brought_along = true;
@@ -119,15 +126,30 @@ impl Service {
         Ok(theirs)
     }
 
-    /// Lane, its socket, and what the client gets: a copy of the socket, and the relay's other end.
-    fn new_lane(&mut self, id: u64) -> Result<(u16, SocketId, OwnedFd, OwnedFd), ServiceError> {
+    /// Lane, and what the client gets: a copy of its socket, if it may have one, and the relay's other end.
+    fn new_lane(&mut self, id: u64) -> Result<(u16, Option<OwnedFd>, OwnedFd), ServiceError> {
         self.may_have_lane(id)?;
         let lane = self.free_lane_number()?;
         let (ours, theirs) = relay_pair()?;
-        let (socket, copy) = self.open_group()?.lease(lane)?;
-        let lease = rand::random_range(1..=u64::MAX);
+        let lease = self.new_lease();
+        let (socket, copy) = if self.may_hold_sockets(self.clients[&id].peer) {
+            let (socket, copy) = self.open_group()?.lease(lane)?;
+            (socket, Some(copy))
+        } else {
+            (socketless(lease), None)
+        };
         self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
-        Ok((lane, socket, copy, theirs))
+        Ok((lane, copy, theirs))
+    }
+
+    /// A name for a lease: random, not 0, and good for an id without a socket.
+    fn new_lease(&self) -> u64 {
+        loop {
+            let lease = rand::random_range(1..=u64::MAX);
+            if !self.lends.contains_key(&socketless(lease)) {
+                return lease;
+            }
+        }
     }
 
     /// Notes that a client has a lane, whose socket is steered to already.
@@ -135,9 +157,11 @@ impl Service {
         let watch = epoll::add(&self.epoll, &lend.relay, Source::Relay(socket).token(), epoll::EventFlags::IN)
             .and_then(|()| self.store.put(Key::Relay(socket), &lend.relay));
         if let Err(errno) = watch {
-            let group = self.group.as_mut().expect("the socket is in it");
-            group.unmap(socket);
-            group.let_go(socket);
+            if has_socket(socket) {
+                let group = self.group.as_mut().expect("the socket is in it");
+                group.unmap(socket);
+                group.let_go(socket);
+            }
             return Err(ServiceError::system("no lane: cannot watch its relay", errno));
         }
         self.dirty = true;
@@ -167,17 +191,24 @@ impl Service {
     }
 
     /// A socket of the group is power over all of it, so that only the service's own user gets one.
-    pub(super) fn may_hold_sockets(&self, peer: Peer) -> Result<(), ServiceError> {
-        if peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped()) {
+    fn may_hold_sockets(&self, peer: Peer) -> bool {
+        peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped())
+    }
+
+    /// Whether the service is for programs of this user.
+    pub(super) fn may_be_served(&self, peer: Peer) -> Result<(), ServiceError> {
+        let serve = self.options.serve.unwrap_or(Serve::default_of(self.uid));
+        if serve == Serve::Namespace || self.may_hold_sockets(peer) {
             return Ok(());
         }
         let hidden = |uid| if uid == OVERFLOW_UID { " (a user that is unknown here)" } else { "" };
         Err(ServiceError::new(
             libc::EACCES,
             format!(
-                "the service of this network namespace (pid {}) belongs to uid {}{}, this program to uid {}{}: for now \
-                 it serves its own user only. Run the program as that user, end that user's programs (the service \
-                 then ends by itself), or use a network namespace of your own (`unshare -rn`)",
+                "the service of this network namespace (pid {}) belongs to uid {}{}, this program to uid {}{}, and it \
+                 serves its own user only. Let that user have `serve = \"namespace\"` in ferroce.toml, run the program as \
+                 that user, end that user's programs (the service then ends by itself), or use a network namespace of your \
+                 own (`unshare -rn`, then `ip link set lo up`)",
                 std::process::id(),
                 self.uid,
                 hidden(self.uid),
@@ -216,7 +247,9 @@ impl Service {
         lend.lane = None;
         let groups = std::mem::take(&mut lend.groups);
         log::info!("lane {lane} (lease {:016x}) is free", lend.lease);
-        self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
+        if has_socket(socket) {
+            self.group.as_mut().expect("a lane is leased, so the port is open").unmap(socket);
+        }
         // Its former holder may keep the socket; the host shall not stay in its groups for that.
         self.leave_all(socket, groups);
         let lend = self.lends.get_mut(&socket).expect("its socket is lent");
@@ -243,7 +276,9 @@ impl Service {
         }
         self.store.remove(Key::Relay(socket));
         self.dirty = true;
-        self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
+        if has_socket(socket) {
+            self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
+        }
     }
 }
 

@@ -56,7 +56,7 @@ impl Service {
     /// Whether a client may have one more lane.
     pub(super) fn may_have_lane(&self, id: u64) -> Result<(), ServiceError> {
         let client = &self.clients[&id];
-        self.may_hold_sockets(client.peer)?;
+        self.may_be_served(client.peer)?;
         let limits = &self.options.limits;
         let of_user = self.clients.values().filter(|other| other.peer.uid == client.peer.uid);
         let of_user = of_user.map(|client| client.lanes.len()).sum::<usize>() as u32;

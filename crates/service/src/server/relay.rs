@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::{Service, SocketId};
+use super::{Service, SocketId, has_socket};
 use crate::cm::Inbound;
 use crate::protocol::{RelayHeader, RingCall, RingStep};
 use crate::{LANE_SHIFT, seqpacket, sys};
@@ -84,6 +84,8 @@ impl Service {
             self.counters.relay_in += 1;
             let message = &buffer[..received.len];
             match RelayHeader::decode(message).filter(|_| !received.truncated) {
+                // It has them from us, or says what is not so.
+                Some(_) if !has_socket(socket) => self.counters.drop_loop += 1,
                 Some((header, packet)) => self.forward(Some(socket), &header, packet),
                 None => match RingCall::decode(message) {
                     Some(call) => self.pass_on(sender, &call, &received.descriptors),
@@ -111,20 +113,26 @@ impl Service {
             self.counters.drop_loop += 1;
             return;
         }
-        self.counters.astray += 1;
-        if let Some(group) = self.group.as_mut() {
-            group.raise_doubt();
+        // A lane without a socket has all its packets from the service's.
+        if has_socket(socket) || from.is_some() {
+            self.counters.astray += 1;
+            if let Some(group) = self.group.as_mut() {
+                group.raise_doubt();
+            }
         }
         self.hand_over(socket, &[&header.encode(), packet], &[]);
     }
 
-    /// A packet to a group of which the kernel knew one member only: Linux (6.18; seen over IPv4, not from the loopback interface) then
-    /// takes that socket early, and has the steering program choose another one in its place.
+    /// A packet to a group that the service's own socket is in, for lanes without one; or of which the kernel knew one member only:
+    /// Linux (6.18; seen over IPv4, not from the loopback interface) then takes that socket early, and has the steering program choose
+    /// another one in its place. In the first case the members with sockets have their own copies.
     fn hand_to_members(&mut self, header: &RelayHeader, packet: &[u8]) {
         let group = header.dst.to_canonical();
         let is_member = |groups: &super::groups::Memberships| groups.iter().any(|(joined, _)| *joined == group);
         let members: Vec<SocketId> =
             self.lends.iter().filter(|(_, lend)| is_member(&lend.groups)).map(|(socket, _)| *socket).collect();
+        let is_ours = members.iter().any(|socket| !has_socket(*socket));
+        let members: Vec<SocketId> = members.into_iter().filter(|socket| !is_ours || !has_socket(*socket)).collect();
         if members.is_empty() {
             self.counters.drop_no_lane += 1;
         }

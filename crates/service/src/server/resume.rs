@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::groups::Memberships;
 use super::kept::{Kept, NextKeeper};
-use super::{Client, Lend, ServerOptions, Service, SocketId, Source};
+use super::{Client, Lend, ServerOptions, Service, SocketId, Source, has_socket};
 use crate::group::Group;
 use crate::protocol::{self, Counters, Reply};
 use crate::store::{Held, Key, Store};
@@ -158,6 +158,12 @@ impl Service {
                 self.lanes.insert(lane, socket);
             } else {
                 group.unmap(socket);
+            }
+        }
+        let socketless = lends.iter().filter_map(|lend| Some((lend.socket, lend.lane?)));
+        for (socket, lane) in socketless.filter(|(socket, _)| !has_socket(*socket)) {
+            if owned.contains(&(lane, socket)) && relays.contains_key(&socket) {
+                self.lanes.insert(lane, socket);
             }
         }
         let leased: BTreeMap<SocketId, u16> = self.lanes.iter().map(|(lane, socket)| (*socket, *lane)).collect();

@@ -1,0 +1,221 @@
+//! Programs and services of several users.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ferroce_service::client::{Client, Relayed, StartOptions};
+use ferroce_wire::NetHeader;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::{Helper, MINUTE, Scene, Traffic, kill, lanes, packet, say, signal, wait_for, wait_for_end_of_input};
+
+const NOBODY: u32 = 65_534;
+
+/// Says what comes of asking for a lane.
+pub(super) fn role_lease(options: &StartOptions) {
+    let answer = Client::connect(options).and_then(|client| client.lease_lane());
+    say(answer.map_or_else(|error| format!("{} {error}", error.errno()), |_| "leased".into()));
+}
+
+/// Says its lane and how many sockets it has, then the tags of two packets that the relay brings; then hands in one for another lane,
+/// as if from the network.
+pub(super) fn role_relayed(options: &StartOptions) {
+    let client = Client::connect(options).unwrap();
+    let mut lease = client.lease_lane().unwrap();
+    say(format_args!("{} {}", lease.lane(), lease.take_rx().len()));
+    let mut buffer = Vec::new();
+    for _ in 0..2 {
+        assert_eq!(poll(&mut [PollFd::new(&lease.relay_fd(), PollFlags::IN)], Some(&MINUTE)), Ok(1));
+        let relayed = lease.relay_recv(&mut buffer).unwrap().and_then(Relayed::packet).unwrap();
+        let tag = relayed.bytes.last_chunk().copied().map(u32::from_be_bytes);
+        assert_eq!(relayed.bytes, packet(lease.lane(), tag.unwrap()));
+        say(tag.unwrap());
+    }
+    let others = packet(if lease.lane() == 1 { 2 } else { lease.lane() - 1 }, 9);
+    assert!(lease.relay_send("10.0.0.1:1".parse().unwrap(), "10.0.0.2".parse().unwrap(), &others).unwrap());
+    wait_for_end_of_input();
+}
+
+/// Says how much it sees of others: programs, ids of the connection manager, and lanes whose lease it is told.
+pub(super) fn role_look(options: &StartOptions) {
+    let client = Client::connect(options).unwrap();
+    let (programs, ids) = (client.status().unwrap().clients.len(), client.cm_ids().unwrap().len());
+    let leases = (1..=1023).filter(|lane| client.lease_of(*lane).unwrap().is_some()).count();
+    say(format_args!("{programs} {ids} {leases}"));
+    wait_for_end_of_input();
+}
+
+/// Needs root to be two users; without it, only the own user's case is there, which the other tests are.
+fn there_are_two_users() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("(not root: there is no other user to be)");
+    }
+    is_root
+}
+
+/// Root's service, nobody's program: before and after a crash of the service.
+pub(super) fn another_users_program_is_served_by_the_relay(scene: &Scene) {
+    if !there_are_two_users() {
+        return;
+    }
+    let client = scene.connect_or_start();
+    let mut own = Traffic::new(client.lease_lane().unwrap());
+    let reachable = Reachable::new(scene);
+    let mut helper = reachable.nobodys(scene, "relayed");
+    let line = helper.line();
+    let (lane, sockets) = line.split_once(' ').expect("two numbers");
+    assert_eq!(sockets, "0", "a socket is power over the whole port");
+    let lane = lane.parse().unwrap();
+
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = scene.options.port;
+    let send =
+        |tag| from.send_to(&sealed(&packet(lane, tag), from.local_addr().unwrap()), ("127.0.0.1", port)).unwrap();
+    send(1);
+    assert_eq!(helper.line(), "1");
+    own.send(&from, port);
+    own.check();
+    kill(client.status().unwrap().pid);
+    assert_eq!(client.status().unwrap().restarts, 1);
+    send(2);
+    assert_eq!(helper.line(), "2");
+
+    let refused = |status: &ferroce_service::protocol::Status| status.counters.drop_loop == 1;
+    let status = wait_for(&client, "what it hands in is dropped", refused);
+    assert_eq!((status.counters.astray, status.counters.relay_out), (0, 2), "{:?}", status.counters);
+    assert_eq!(lanes(&status), 2);
+    helper.end();
+    wait_for(&client, "its lane is free", |status| lanes(status) == 1);
+    own.send(&from, port);
+    own.check();
+    own.release();
+}
+
+/// The packet with its ICRC, as a socket that sets Don't Fragment sends it to 127.0.0.1.
+fn sealed(packet: &[u8], src: SocketAddr) -> Vec<u8> {
+    let dst: IpAddr = [127, 0, 0, 1].into();
+    let udp_len = (packet.len() + 4) as u16;
+    let net = NetHeader { src: src.ip(), dst, src_port: src.port(), tclass: 0, hop_limit: 64, udp_len, ifindex: 0 };
+    [packet, &ferroce_wire::icrc::icrc_over(&net, 0, packet).to_le_bytes()].concat()
+}
+
+/// Nobody's service, root's program.
+pub(super) fn users_serve_and_trust_each_other_only_if_told_to(scene: &Scene) {
+    if !there_are_two_users() {
+        return;
+    }
+    let reachable = Reachable::new(scene);
+    let silent = reachable.config("silent", "");
+    let trusting = reachable.config("trusting", "trust = [65534]\n");
+    let lease = |config: &Path| {
+        let mut command = scene.helper_command("lease");
+        command.env("FERROCE_CONFIG", config);
+        let mut helper = Helper::spawn(command);
+        let answer = helper.line();
+        helper.end();
+        answer
+    };
+
+    let service = reachable.service(scene, &silent);
+    let answer = lease(&silent);
+    assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
+    assert!(answer.contains("belongs to uid 65534, this program to uid 0, which does not trust it"), "{answer}");
+    assert!(answer.contains("`trust = [65534]`"), "{answer}");
+    let answer = lease(&trusting);
+    assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
+    assert!(answer.contains("it serves its own user only") && answer.contains("`serve = \"namespace\"`"), "{answer}");
+    reachable.end(scene, service);
+
+    let service = reachable.service(scene, &reachable.config("serving", "serve = \"namespace\"\n"));
+    assert_eq!(lease(&trusting), "leased");
+    reachable.end(scene, service);
+}
+
+/// Root's service. What root's programs have, root sees; another user's program sees itself.
+pub(super) fn a_user_sees_its_own_programs_only(scene: &Scene) {
+    if !there_are_two_users() {
+        return;
+    }
+    let client = scene.connect_or_start();
+    let _leases = [client.lease_lane().unwrap(), client.lease_lane().unwrap()];
+    let channel = ferroce_service::cm::client::EventChannel::open(&client).unwrap();
+    client.cm_create_id(&channel, 0x0106, false).unwrap();
+    let mut own = scene.helper("look");
+    assert_eq!(own.line(), "2 1 2");
+    own.end();
+
+    let reachable = Reachable::new(scene);
+    let mut nobodys = reachable.nobodys(scene, "look");
+    assert_eq!(nobodys.line(), "1 0 0");
+    assert_eq!(client.status().unwrap().clients.len(), 2, "root sees it");
+    nobodys.end();
+}
+
+/// A directory that every user can enter.
+struct Reachable(PathBuf);
+
+impl Reachable {
+    fn new(scene: &Scene) -> Reachable {
+        let path = PathBuf::from(format!("/tmp/{}", scene.options.name));
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Reachable(path)
+    }
+
+    fn copy(&self, program: &Path) -> PathBuf {
+        let copy = self.0.join(program.file_name().unwrap());
+        if !copy.exists() {
+            fs::copy(program, &copy).unwrap();
+        }
+        copy
+    }
+
+    fn config(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A helper of user nobody.
+    fn nobodys(&self, scene: &Scene, role: &str) -> Helper {
+        let mut command = Command::new(self.copy(&std::env::current_exe().unwrap()));
+        command.args(scene.helper_command(role).get_args());
+        Helper::spawn(nobodys(command))
+    }
+
+    /// A service of user nobody that listens.
+    fn service(&self, scene: &Scene, config: &Path) -> Helper {
+        let mut command = Command::new(self.copy(&scene.options.candidates[0]));
+        command.args(["--ready", "--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
+        command.env("FERROCE_CONFIG", config);
+        let mut service = Helper::spawn(nobodys(command));
+        assert_eq!(service.line(), "ready");
+        service
+    }
+
+    /// Ends it. It is nobody's to ask for the service's process; its keeper is our child.
+    fn end(&self, scene: &Scene, mut service: Helper) {
+        let mut helper = self.nobodys(scene, "ask");
+        let worker = helper.line().parse().unwrap();
+        signal(worker, rustix::process::Signal::STOP);
+        service.kill();
+        kill(worker);
+        helper.end();
+    }
+}
+
+impl Drop for Reachable {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn nobodys(mut command: Command) -> Command {
+    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
