@@ -37,6 +37,8 @@ pub enum Via {
 pub enum Identity {
     /// A user without name, groups and capabilities.
     Ordinary,
+    /// Another one of this kind.
+    Other,
     /// Root, for programs that give privileges up by themselves.
     Root,
 }
@@ -222,9 +224,14 @@ impl Launcher {
         if let Some(chroot) = self.chroot() {
             words.extend(chroot.enter(self.dir.path(), &self.dir.path().join("home")));
         }
-        if self.root && identity == Identity::Ordinary {
+        let uid = match identity {
+            Identity::Ordinary => Some(self.uid),
+            Identity::Other => Some(self.uid + 1),
+            Identity::Root => None,
+        };
+        if let Some(uid) = uid.filter(|_| self.root) {
             words.push("setpriv".into());
-            words.extend([format!("--reuid={}", self.uid).into(), format!("--regid={}", self.uid).into()]);
+            words.extend([format!("--reuid={uid}").into(), format!("--regid={uid}").into()]);
             words.extend(
                 ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"].map(Into::into),
             );

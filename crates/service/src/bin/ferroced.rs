@@ -25,6 +25,8 @@ Programs start it by themselves; it ends when nobody has used it for a while.
 The configuration, with what it has by itself:
 
   idle_s = 10                      # FERROCE_SERVICE_IDLE_S goes before it
+  serve = \"user\"                   # or \"namespace\", root's default: programs of all users, those of others by the relay
+  trust = []                       # read by programs: uids, besides their own and root, whose service they use; or \"any\"
   [log]
   file = \"...\"                     # none; lines are appended
   level = \"info\"                   # info tells every lease

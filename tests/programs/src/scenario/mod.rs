@@ -68,6 +68,7 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("fork", HOST_AND_VETH, pairs::fork),
     scenario("fork-and-exec", HOST_AND_VETH, pairs::fork_and_exec),
     scenario("setuid", VETH, pairs::setuid),
+    scenario("two-users", HOST_AND_VETH, pairs::two_users),
     scenario("python-multiprocessing", HOST, pairs::python),
     scenario("qps-10000", HOST, pairs::many_qps),
     scenario("leak", HOST, pairs::leak),
