@@ -123,6 +123,11 @@ impl ChannelObject {
         if result == 0 { Ok(()) } else { Err(Refusal::last()) }
     }
 
+    fn unwatch(&self, fd: c_int) {
+        // SAFETY: open descriptors; nothing is read or written. An error means that it is not in the set.
+        unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, ptr::null_mut()) };
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,21 +275,26 @@ impl ChannelObject {
         self.push_all(events);
     }
 
-    /// The service has ended: a channel of the next one takes the place of the old one. False: somebody was faster.
+    /// The service has ended: a channel of the next one takes the place of the old one, and what the old one has still to say is
+    /// kept. False: somebody was faster.
     pub(crate) fn reopen(&self) -> Call<bool> {
         let mut state = self.state();
-        match next_of_service(&state) {
-            Err(refusal) if refusal.errno() == libc::ECONNRESET => {}
-            Ok(Some(event)) => {
-                state.queue.push_back(event);
-                self.raise();
-                return Ok(false);
+        loop {
+            match next_of_service(&state) {
+                Ok(Some(event)) => {
+                    if state.queue.is_empty() {
+                        self.raise();
+                    }
+                    state.queue.push_back(event);
+                }
+                Err(refusal) if refusal.errno() == libc::ECONNRESET => break,
+                _ => return Ok(false),
             }
-            _ => return Ok(false),
         }
         let fresh = open_service()?;
-        // The old descriptor leaves the epoll set when it is closed.
         let old = std::mem::replace(&mut state.service, fresh);
+        // A forked child may have the socket, too: it would stay in the set, readable for ever.
+        self.unwatch(service_fd(old)?);
         // SAFETY: opened by `open_service`; it is in no hand but this one.
         unsafe { verbs::ferroce_cm_channel_close(old) };
         self.watch(service_fd(fresh)?)?;

@@ -1,6 +1,6 @@
 // Two processes: connections and a listener while the service, keeper and worker both, is killed. What is established goes on and
 // ends with DISCONNECTED at both ends, the listener is found again, and ids on the same channels are not mistaken for each other.
-// Then one process that has ended a connection when the service is killed.
+// Then one process that has ended a connection when the service is killed, and one that has not read what it said last.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -336,6 +336,60 @@ static void forgotten_end(void)
 	rdma_destroy_event_channel(of_client);
 }
 
+// The service dies with requests that nobody has read, and a child has copies of all sockets: calls that use the channel work at once,
+// the requests can be read, and then the channel is silent.
+static void unread_requests(void)
+{
+	enum { REQUESTS = 2 };
+	struct rdma_event_channel *of_server = rdma_create_event_channel(), *of_client = rdma_create_event_channel();
+	struct rdma_event_channel *of_last = rdma_create_event_channel();
+	struct end clients[REQUESTS + 1];
+	CHECK(of_server && of_client && of_last);
+	channel = of_last;
+	struct rdma_cm_id *last = listens();
+	channel = of_server;
+	struct rdma_cm_id *listener = listens();
+	channel = of_client;
+	for (int at = 0; at < REQUESTS; at++)
+		client_asks(&clients[at], rdma_get_src_port(listener));
+	// Requests come in order: when this one is there, the others are.
+	client_asks(&clients[REQUESTS], rdma_get_src_port(last));
+	CHECK(readable(of_last, MINUTE_MS) == 1);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0)
+		for (;;)
+			pause();
+	kill_the_service();
+
+	channel = of_server;
+	struct rdma_cm_id *another = listens();
+	for (int at = 0; at < REQUESTS; at++) {
+		struct rdma_cm_event *event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+		struct rdma_cm_id *id = event->id;
+		CHECK(event->listen_id == listener);
+		done(event);
+		CHECK(rdma_destroy_id(id) == 0);
+	}
+	channel = of_client;
+	for (int at = 0; at <= REQUESTS; at++)
+		done(next(RDMA_CM_EVENT_UNREACHABLE));
+	CHECK(readable(of_server, 0) == 0 && readable(of_client, 0) == 0);
+
+	CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+	for (int at = 0; at <= REQUESTS; at++)
+		put_away(&clients[at]);
+	CHECK(rdma_destroy_id(listener) == 0 && rdma_destroy_id(another) == 0);
+	rdma_destroy_event_channel(of_server);
+	rdma_destroy_event_channel(of_client);
+	channel = of_last;
+	struct rdma_cm_event *event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+	done(event);
+	CHECK(rdma_destroy_id(id) == 0 && rdma_destroy_id(last) == 0);
+	rdma_destroy_event_channel(of_last);
+}
+
 int main(void)
 {
 	int down[2], up[2], status;
@@ -356,6 +410,7 @@ int main(void)
 	server(up[0], down[1], listener);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	forgotten_end();
+	unread_requests();
 	printf("good\n");
 	return 0;
 }

@@ -37,6 +37,8 @@ pub struct Config {
     pub log: Log,
     /// How much programs may have.
     pub limits: Limits,
+    /// Faults, for tests.
+    pub fault: Fault,
 }
 
 /// Whose programs a service is for.
@@ -127,6 +129,14 @@ impl From<Level> for log::LevelFilter {
             Level::Trace => log::LevelFilter::Trace,
         }
     }
+}
+
+/// The table `[fault]`: what happens to the connection manager's packets, to see what programs make of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fault {
+    /// So many of 1,000 packets that it sends are lost.
+    pub cm_loss_permille: u16,
 }
 
 /// The tables `[limits.process]` and `[limits.user]`.

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::config::{Limits, Serve};
+use crate::config::{Fault, Limits, Serve};
 use crate::group::{Group, SocketId};
 use crate::protocol::{
     self, ClientStatus, Counters, PROGRAM_CHARS_MAX, REQUEST_BYTES_MAX, Reply, Request, STATUS_PAGE, Status,
@@ -78,6 +78,8 @@ pub struct ServerOptions {
     pub limits: Limits,
     /// Whose programs it is for; None: as [`Serve::default_of`] has it.
     pub serve: Option<Serve>,
+    /// Faults, for tests.
+    pub fault: Fault,
 }
 
 impl Default for ServerOptions {
@@ -88,6 +90,7 @@ impl Default for ServerOptions {
             idle: Some(Duration::from_secs(10)),
             limits: Limits::default(),
             serve: None,
+            fault: Fault::default(),
         }
     }
 }
@@ -238,7 +241,7 @@ impl Service {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &listener, Source::Listener.token(), epoll::EventFlags::IN).map_err(failed)?;
         Ok(Service {
-            cm: cm::Host::new(options.port, options.limits.process.pending_connections),
+            cm: cm::Host::new(options.port, options.limits.process.pending_connections, options.fault),
             guids: None,
             options,
             epoll,

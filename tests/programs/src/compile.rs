@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 use crate::failure::Failure;
 
 /// The programs: `NAME.c` beside the manifest.
-pub const PROGRAMS: &[&str] =
-    &["verify", "sleeper", "ticker", "lastbyte", "vanish", "churn", "traffic", "status", "objects", "wrong", "forker"];
+pub const PROGRAMS: &[&str] = &[
+    "verify", "sleeper", "ticker", "lastbyte", "vanish", "churn", "traffic", "status", "objects", "wrong", "forker",
+    "flood",
+];
 
 /// Compiles all programs into `dir`.
 pub fn all(dir: &Path) -> Result<(), Failure> {

@@ -39,6 +39,8 @@ The configuration, with what it has by itself:
   lanes = 1023
   listeners = 16384
   pending_connections = 16384
+  [fault]                          # for tests
+  cm_loss_permille = 0             # of the connection manager's packets
 ";
 
 /// What the keeper calls its child with.
@@ -191,5 +193,6 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
     }
     options.limits = config.limits;
     options.serve = config.serve;
+    options.fault = config.fault;
     Ok(Some(Parsed { options, config, role }))
 }

@@ -9,6 +9,7 @@ use ferroce_cm::{Arrival, Path, Transmit};
 use ferroce_wire::mad::{GSI_QPN, GsiError, MAD_LEN, check_gsi, gsi_headers};
 use ferroce_wire::{Headers, ICRC_LEN, NetHeader, ParseError, Psn, icrc};
 
+use crate::config::Fault;
 use crate::sys;
 
 /// Local addresses with a socket of their own, at most; a host with more opens some of them again and again.
@@ -22,15 +23,19 @@ pub(crate) struct Gsi {
     /// By local address and interface. Never connected: then the kernel's IPv4 Identification is 0, which the ICRC covers.
     sockets: BTreeMap<(IpAddr, u32), UdpSocket>,
     psn: u32,
+    fault: Fault,
 }
 
 impl Gsi {
-    pub(crate) fn new(port: u16) -> Gsi {
-        Gsi { port, sockets: BTreeMap::new(), psn: rand::random_range(0..1 << 24) }
+    pub(crate) fn new(port: u16, fault: Fault) -> Gsi {
+        Gsi { port, sockets: BTreeMap::new(), psn: rand::random_range(0..1 << 24), fault }
     }
 
     /// Sends one datagram; what fails may as well have been lost.
     pub(crate) fn send(&mut self, transmit: &Transmit) -> io::Result<()> {
+        if rand::random_range(0..1000) < self.fault.cm_loss_permille {
+            return Ok(());
+        }
         let path = &transmit.path;
         let port = self.port;
         self.psn = (self.psn + 1) & 0xff_ffff;

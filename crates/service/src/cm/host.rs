@@ -67,14 +67,14 @@ pub(crate) struct Asker<'a> {
 
 impl Host {
     /// `backlog`: requests that may wait at one listener.
-    pub(crate) fn new(port: u16, backlog: u32) -> Host {
+    pub(crate) fn new(port: u16, backlog: u32, fault: crate::config::Fault) -> Host {
         let mut config = Config::new(rand::random());
         config.limits.backlog = config.limits.backlog.min(backlog as usize);
         let first = far_from_others();
         config.ids_after = first;
         Host {
             cm: Cm::new(config),
-            gsi: Gsi::new(port),
+            gsi: Gsi::new(port, fault),
             epoch: Instant::now(),
             channels: BTreeMap::new(),
             last_channel: first,

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::RawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::process::{Command, Stdio};
 use ferroce_service::client::{Client, Relayed, StartOptions};
 use ferroce_wire::NetHeader;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketType};
 
 use super::{Helper, MINUTE, Scene, Traffic, kill, lanes, packet, say, signal, wait_for, wait_for_end_of_input};
 
@@ -22,7 +24,7 @@ pub(super) fn role_lease(options: &StartOptions) {
 }
 
 /// Says its lane and how many sockets it has, then the tags of two packets that the relay brings; then hands in one for another lane,
-/// as if from the network.
+/// as if from the network, and does to all its descriptors what it should not.
 pub(super) fn role_relayed(options: &StartOptions) {
     let client = Client::connect(options).unwrap();
     let mut lease = client.lease_lane().unwrap();
@@ -37,7 +39,31 @@ pub(super) fn role_relayed(options: &StartOptions) {
     }
     let others = packet(if lease.lane() == 1 { 2 } else { lease.lane() - 1 }, 9);
     assert!(lease.relay_send("10.0.0.1:1".parse().unwrap(), "10.0.0.2".parse().unwrap(), &others).unwrap());
+    for descriptor in lease.not_for_children() {
+        try_to_disturb(descriptor);
+    }
+    let bound = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).and_then(|socket| {
+        rustix::net::sockopt::set_socket_reuseport(&socket, true)?;
+        rustix::net::bind(&socket, &SocketAddr::from(([0, 0, 0, 0], options.port)))
+    });
+    assert_eq!(bound, Err(rustix::io::Errno::ADDRINUSE), "the port is the service's");
+    say("disturbed");
     wait_for_end_of_input();
+}
+
+/// What with a socket of the port would take or stop everybody's packets.
+fn try_to_disturb(descriptor: RawFd) {
+    let (one, size) = (1, size_of::<i32>() as libc::socklen_t);
+    let loopback =
+        libc::sockaddr { sa_family: libc::AF_INET as u16, sa_data: [0, 9, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0] };
+    let option = |name| {
+        // SAFETY: the value is an int that lives through the call.
+        unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, name, (&raw const one).cast(), size) }
+    };
+    assert_eq!([libc::SO_ATTACH_REUSEPORT_CBPF, libc::SO_DETACH_REUSEPORT_BPF].map(option), [-1, -1]);
+    // SAFETY: an address of the size that is told, which lives through the call.
+    let connected = unsafe { libc::connect(descriptor, &raw const loopback, size_of::<libc::sockaddr>() as u32) };
+    assert_eq!(connected, -1);
 }
 
 /// Says how much it sees of others: programs, ids of the connection manager, and lanes whose lease it is told.
@@ -89,6 +115,9 @@ pub(super) fn another_users_program_is_served_by_the_relay(scene: &Scene) {
     let status = wait_for(&client, "what it hands in is dropped", refused);
     assert_eq!((status.counters.astray, status.counters.relay_out), (0, 1), "since the crash: {:?}", status.counters);
     assert_eq!(lanes(&status), 2);
+    assert_eq!(helper.line(), "disturbed");
+    own.send(&from, port);
+    own.check();
     helper.end();
     wait_for(&client, "its lane is free", |status| lanes(status) == 1);
     own.send(&from, port);

@@ -3,6 +3,7 @@
 //! Most scenarios are one C program of this folder that runs as two processes and judges itself; the procedures here
 //! start it. Others do to stock programs what happens to programs in life.
 
+mod connections;
 mod datagram;
 mod death;
 mod pairs;
@@ -78,6 +79,7 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("fork-over-rsockets", HOST_AND_VETH, rsocket::fork),
     scenario("mckey", &["host-v4", "loop-v4", "veth1500-v4", "veth9000-v6"], datagram::mckey),
     scenario("udpong", USUAL, datagram::udpong),
+    scenario("connections-2000", HOST_AND_VETH, connections::flood),
     scenario("pipe-ends", HOST, death::pipe_ends),
     scenario("kill-server", HOST_AND_VETH, death::kill_server),
     scenario("kill-client", HOST_AND_VETH, death::kill_client),
