@@ -10,6 +10,7 @@ use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
 use ferroce_engine::{Attendance, Card, LANE_SHIFT, Lane, QueuePair};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
+use ferroce_service::environment;
 use ferroce_service::inspect::Inspector;
 use ferroce_transport::PathAddr;
 
@@ -271,7 +272,7 @@ impl Context {
 impl Drop for Context {
     /// With `FERROCE_COUNTERS=FILE` a process leaves its counters behind: lines of process id, name and value.
     fn drop(&mut self) {
-        let Some(path) = std::env::var_os("FERROCE_COUNTERS").filter(|_| !self.is_stale()) else { return };
+        let Some(path) = environment::var_os("FERROCE_COUNTERS").filter(|_| !self.is_stale()) else { return };
         let pid = std::process::id();
         let lines: String = self.counters().iter().map(|(name, value)| format!("{pid}\t{name}\t{value}\n")).collect();
         let file = std::fs::OpenOptions::new().append(true).create(true).open(&path);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ferroce_core::sync::{Mutex, MutexGuard};
 use ferroce_service::cm::route;
 use ferroce_service::devices::{self, DeviceInfo, ListOptions};
+use ferroce_service::environment;
 
 pub use ferroce_service::devices::GidEntry;
 
@@ -104,7 +105,7 @@ pub(crate) fn list_now() -> Vec<DeviceInfo> {
 const EVERY: ListOptions = ListOptions { loopback: true };
 
 fn options() -> ListOptions {
-    ListOptions { loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }
+    ListOptions { loopback: environment::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }
 }
 
 fn remember(table: &mut Vec<Entry>, info: DeviceInfo) -> Arc<Device> {

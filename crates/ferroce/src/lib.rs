@@ -34,7 +34,7 @@ pub use device::{Device, GidEntry, PortAttr, device_named, device_of, devices};
 pub use error::{Error, Result};
 pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, flow, limits, sync};
 pub use ferroce_engine::{Attendance, Counters, QueueCaps};
-pub use ferroce_service::{ServiceError, client::Client, cm};
+pub use ferroce_service::{ServiceError, client::Client, cm, environment};
 pub use ferroce_transport::{
     Access, Completion, FlushRange, MwBind, PathAddr, Placement, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr,
     SendData, SendFlags, SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus,

@@ -5,11 +5,11 @@
 //!
 //! Between processes of one host packets go through memory (rings) instead, unless one of the two is set, or `FERROCE_SAME_HOST=udp`.
 
-use std::env;
 use std::os::fd::OwnedFd;
 
 use ferroce_link::ring::WakeSocket;
 use ferroce_link::{FaultConfig, FaultLink, Link, PcapLink, UdpLink, WireHooks};
+use ferroce_service::environment;
 
 use crate::error::{Error, Result};
 
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// EINVAL: `FERROCE_SAME_HOST` says what nobody understands.
 pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
-    match env::var("FERROCE_SAME_HOST").as_deref() {
+    match environment::var("FERROCE_SAME_HOST").as_deref() {
         Err(_) | Ok("" | "ring") => {}
         Ok("udp") => return Ok(None),
         Ok(other) => {
@@ -29,7 +29,7 @@ pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
         }
     }
     // Both are about the wire.
-    if ["FERROCE_PCAP", "FERROCE_FAULT"].iter().any(|name| env::var_os(name).is_some()) {
+    if ["FERROCE_PCAP", "FERROCE_FAULT"].iter().any(|name| environment::var_os(name).is_some()) {
         return Ok(None);
     }
     match WakeSocket::bind() {
@@ -46,7 +46,7 @@ pub(crate) fn make(rx: Vec<OwnedFd>) -> Result<Box<dyn Link>> {
     let udp = UdpLink::new(rx).map_err(|error| {
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("cannot set up the UDP link: {error}"))
     })?;
-    match env::var("FERROCE_PCAP") {
+    match environment::var("FERROCE_PCAP") {
         Err(_) => with_faults(udp),
         Ok(name) => {
             let name = name.replace("%p", &std::process::id().to_string());
@@ -62,7 +62,7 @@ pub(crate) fn make(rx: Vec<OwnedFd>) -> Result<Box<dyn Link>> {
 }
 
 fn with_faults<L: Link + WireHooks + 'static>(link: L) -> Result<Box<dyn Link>> {
-    let Ok(spec) = env::var("FERROCE_FAULT") else { return Ok(Box::new(link)) };
+    let Ok(spec) = environment::var("FERROCE_FAULT") else { return Ok(Box::new(link)) };
     let config: FaultConfig =
         spec.parse().map_err(|error| Error::new(libc::EINVAL, format!("FERROCE_FAULT is {spec:?}: {error}")))?;
     Ok(Box::new(FaultLink::new(link, &config)))

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use ferroce::environment;
+
 use crate::entry::Refusal;
 use crate::start;
 
@@ -42,7 +44,7 @@ struct Memory {
 
 /// Looks where refusals are to be kept.
 pub(crate) fn start() {
-    if let Some(place) = std::env::var_os("FERROCE_REFUSAL").and_then(|name| Place::named(Path::new(&name))) {
+    if let Some(place) = environment::var_os("FERROCE_REFUSAL").and_then(|name| Place::named(Path::new(&name))) {
         // It was set already only if this was called twice.
         let _ = PLACE.set(place);
     }

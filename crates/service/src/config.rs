@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::server::LANES_PER_CLIENT_MAX;
-use crate::{LANE_MAX, ServiceError};
+use crate::{LANE_MAX, ServiceError, environment};
 
 /// Names the only configuration file.
 pub const CONFIG_VARIABLE: &str = "FERROCE_CONFIG";
@@ -193,7 +193,7 @@ impl Config {
     ///
     /// EINVAL: a file says what cannot be; the text names file, line and remedy. Others: a file cannot be read.
     pub fn load() -> Result<Config, ServiceError> {
-        let files = files(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+        let files = files(|name| environment::var_os(name).filter(|value| !value.is_empty()));
         let mut merged = toml::Table::new();
         for (path, must_exist) in files {
             if let Some(text) = read(&path, must_exist)? {

@@ -9,6 +9,7 @@ pub mod cm;
 pub mod config;
 pub mod devices;
 mod doubt;
+pub mod environment;
 mod error;
 mod group;
 pub mod inspect;

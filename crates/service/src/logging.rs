@@ -5,7 +5,7 @@ use std::io::Write;
 
 use log::{LevelFilter, Metadata, Record};
 
-use crate::{ServiceError, config, sys};
+use crate::{ServiceError, config, environment, sys};
 
 /// Where lines go, each in one write so that those of keeper and worker do not mix.
 struct Lines {
@@ -39,7 +39,7 @@ impl log::Log for Lines {
 
 /// Starts the log. The error: the file cannot be opened.
 pub fn start(config: &config::Log) -> Result<(), ServiceError> {
-    let (file, level) = match (&config.file, std::env::var("FERROCE_LOG")) {
+    let (file, level) = match (&config.file, environment::var("FERROCE_LOG")) {
         (Some(path), _) => {
             let file = File::options().append(true).create(true).open(path).map_err(|error| {
                 let what = format!("the log {}, which log.file names, cannot be written", path.display());

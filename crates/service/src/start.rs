@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::client::StartOptions;
 use crate::sys::{self, Command};
-use crate::{ROCE_PORT, ServiceError};
+use crate::{ROCE_PORT, ServiceError, environment};
 
 /// File name of the service.
 pub const PROGRAM: &str = "ferroced";
@@ -45,7 +45,7 @@ pub(crate) enum Started {
 
 /// Starts `ferroced` and waits until it accepts, or finds that another one has the name.
 pub(crate) fn start(options: &StartOptions) -> Result<Started, ServiceError> {
-    let path = find(std::env::var_os(SERVICE_VARIABLE), &options.candidates)?;
+    let path = find(environment::var_os(SERVICE_VARIABLE), &options.candidates)?;
     log::debug!("starting {}", path.display());
     let failed = |what: &str, errno| ServiceError::system(format!("cannot start {}: {what}", path.display()), errno);
     let (ready, stdout) = pipe().map_err(|errno| failed("no pipe", errno))?;
@@ -61,7 +61,7 @@ pub(crate) fn start(options: &StartOptions) -> Result<Started, ServiceError> {
     sys::spawn_detached(&Command {
         path: &path_text,
         arguments: &arguments,
-        environment: &environment(std::env::vars_os()),
+        environment: &passed_on(environment::vars_os()),
         null: null.as_fd(),
         stdout: stdout.as_fd(),
     })
@@ -99,7 +99,7 @@ fn find(variable: Option<OsString>, candidates: &[PathBuf]) -> Result<PathBuf, S
         );
         return Err(ServiceError::new(libc::ENOENT, what));
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = environment::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(PROGRAM));
     let mut looked = Vec::new();
     for candidate in candidates.iter().cloned().chain(in_path) {
@@ -118,7 +118,8 @@ fn find(variable: Option<OsString>, candidates: &[PathBuf]) -> Result<PathBuf, S
     ))
 }
 
-fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<CString> {
+/// What the service gets of an environment.
+fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<CString> {
     variables
         .filter(|(name, _)| {
             ENVIRONMENT.iter().any(|kept| name == kept) || name.as_bytes().starts_with(ENVIRONMENT_PREFIX.as_bytes())
@@ -182,7 +183,7 @@ mod tests {
         let variables = [("PATH", "/bin"), ("SECRET", "x"), ("LD_PRELOAD", "y.so"), ("FERROCE_SERVICE_IDLE_S", "3")]
             .map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let kept: [CString; 2] = [c"PATH=/bin".into(), c"FERROCE_SERVICE_IDLE_S=3".into()];
-        assert_eq!(environment(variables.into_iter()), kept);
+        assert_eq!(passed_on(variables.into_iter()), kept);
     }
 
     #[test]

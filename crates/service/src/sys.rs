@@ -9,6 +9,12 @@ use std::{io, mem, ptr};
 /// One instruction of a classic BPF program.
 pub(crate) type BpfInstruction = libc::sock_filter;
 
+/// Whether this program has more rights than its caller: a set-user-ID program, one with file capabilities, and the like.
+pub(crate) fn is_secure_execution() -> bool {
+    // SAFETY: reads a word that the kernel gave the process at its start.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// Sets a socket option whose value is an `int`.
 pub(crate) fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set_option(socket, level, name, &value)

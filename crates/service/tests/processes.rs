@@ -22,7 +22,7 @@ mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 19] = [
+const TESTS: [(&str, Test); 20] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
@@ -44,6 +44,7 @@ const TESTS: [(&str, Test); 19] = [
     ("another_users_program_is_served_by_the_relay", users::another_users_program_is_served_by_the_relay),
     ("users_serve_and_trust_each_other_only_if_told_to", users::users_serve_and_trust_each_other_only_if_told_to),
     ("a_user_sees_its_own_programs_only", users::a_user_sees_its_own_programs_only),
+    ("a_set_user_id_program_obeys_no_variable", users::a_set_user_id_program_obeys_no_variable),
     ("a_namespace_of_its_own_has_its_own_port", a_namespace_of_its_own_has_its_own_port),
 ];
 
@@ -214,6 +215,7 @@ fn role(arguments: &[String]) {
         "hold-in-child" => role_hold_in_child(&options),
         "fork" => role_fork(&options),
         "start" => role_start(&options),
+        "begin" => users::role_begin(&options),
         "lease" => users::role_lease(&options),
         "relayed" => users::role_relayed(&options),
         "ask" => role_ask(&options),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce_service::config::Config;
 use ferroce_service::server::{ServerOptions, Service, raise_descriptor_limit};
 use ferroce_service::start::{READY, TAKEN};
-use ferroce_service::{ServiceError, keeper, logging};
+use ferroce_service::{ServiceError, environment, keeper, logging};
 
 const HELP: &str = "\
 ferroced: the Ferroce service, which shares UDP port 4791 of a network namespace among its programs.
@@ -57,7 +57,7 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 
 fn main() -> ExitCode {
     let arguments = std::env::args().skip(1).collect();
-    let parsed = match parse(arguments, std::env::var("FERROCE_SERVICE_IDLE_S").ok()) {
+    let parsed = match parse(arguments, environment::var("FERROCE_SERVICE_IDLE_S").ok()) {
         Ok(Some(parsed)) => parsed,
         Ok(None) => {
             let _ = std::io::stdout().write_all(HELP.as_bytes());

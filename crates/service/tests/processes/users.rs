@@ -23,6 +23,12 @@ pub(super) fn role_lease(options: &StartOptions) {
     say(answer.map_or_else(|error| format!("{} {error}", error.errno()), |_| "leased".into()));
 }
 
+/// Says what comes of using the service or starting it: whose it is, or the error number.
+pub(super) fn role_begin(options: &StartOptions) {
+    let answer = Client::connect_or_start(options).and_then(|client| client.status());
+    say(answer.map_or_else(|error| format!("error {}", error.errno()), |status| format!("service of {}", status.uid)));
+}
+
 /// Says its lane and how many sockets it has, then the tags of two packets that the relay brings; then hands in one for another lane,
 /// as if from the network, and does to all its descriptors what it should not.
 pub(super) fn role_relayed(options: &StartOptions) {
@@ -185,6 +191,47 @@ pub(super) fn a_user_sees_its_own_programs_only(scene: &Scene) {
     nobodys.end();
 }
 
+/// Whoever starts a program with more rights than his own wrote its environment: with its rights it would execute what he likes, and
+/// write where he likes.
+pub(super) fn a_set_user_id_program_obeys_no_variable(scene: &Scene) {
+    if !there_are_two_users() {
+        return;
+    }
+    let reachable = Reachable::new(scene);
+    let folder = reachable.folder_of_everybody();
+    let (executed, log) = (folder.join("executed"), folder.join("log"));
+    let bait = folder.join("ferroced");
+    fs::write(&bait, format!("#!/bin/sh\n: > {}\n", executed.display())).unwrap();
+    fs::set_permissions(&bait, fs::Permissions::from_mode(0o755)).unwrap();
+    let config = reachable.config("config", &format!("[log]\nfile = {:?}\n", log.to_str().unwrap()));
+    let begin = |program: &Path, candidate: &Path, variables: &[(&str, &Path)]| {
+        let mut command = Command::new(program);
+        let (name, port) = (&scene.options.name, scene.options.port.to_string());
+        command.args(["role", "begin", name, &port]).arg(candidate).envs(variables.iter().copied());
+        let mut helper = Helper::spawn(nobodys(command));
+        let answer = helper.line();
+        helper.end();
+        (answer, fs::remove_file(&executed).is_ok())
+    };
+    let (nowhere, service) = (Path::new("/nonexistent/ferroced"), reachable.copy(&scene.options.candidates[0]));
+    let by_variable = [("FERROCE_SERVICE", bait.as_path()), ("FERROCE_CONFIG", &config)];
+    let by_path = [("PATH", folder.as_path())];
+    let (refused, not_found) = (format!("error {}", libc::ECONNREFUSED), format!("error {}", libc::ENOENT));
+
+    let plain = reachable.copy(&std::env::current_exe().unwrap());
+    for variables in [by_variable.as_slice(), &by_path] {
+        assert_eq!(begin(&plain, nowhere, variables), (refused.clone(), true), "{variables:?}");
+    }
+    let Some(set_user_id) = reachable.set_user_id_copy(&plain) else {
+        return println!("(the file system has no set-user-ID programs)");
+    };
+    for variables in [by_variable.as_slice(), &by_path] {
+        assert_eq!(begin(&set_user_id, nowhere, variables), (not_found.clone(), false), "{variables:?}");
+    }
+    assert_eq!(begin(&set_user_id, &service, &by_variable), ("service of 0".into(), false));
+    assert!(!log.exists());
+}
+
 /// A directory that every user can enter.
 struct Reachable(PathBuf);
 
@@ -202,6 +249,22 @@ impl Reachable {
             fs::copy(program, &copy).unwrap();
         }
         copy
+    }
+
+    fn folder_of_everybody(&self) -> PathBuf {
+        let path = self.0.join("everybody");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        path
+    }
+
+    /// None: the kernel would not heed the bit here.
+    fn set_user_id_copy(&self, program: &Path) -> Option<PathBuf> {
+        let heeded = !rustix::fs::statvfs(&self.0).unwrap().f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID);
+        let copy = self.0.join("set-user-id");
+        fs::copy(program, &copy).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
+        heeded.then_some(copy)
     }
 
     fn config(&self, name: &str, text: &str) -> PathBuf {
