@@ -3,7 +3,7 @@
 //! It knows a client by its connection and by the client's pidfd. When either ends, the client's lanes are free at once;
 //! a lane's socket is closed when the last copy of the lane's relay end is gone too (a forked child may hold one).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -42,6 +42,9 @@ pub const LANES_PER_CLIENT_MAX: u32 = 64;
 
 /// Programs, at most.
 pub const CLIENTS_MAX: usize = 4096;
+
+/// So long a program has for its `Hello`. One that is held up longer is told that its connection has ended, and connects anew.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
 /// Connections that wait for `accept`.
 const BACKLOG: i32 = 1024;
@@ -206,6 +209,8 @@ pub struct Service {
     /// The store does not have the state as it is.
     dirty: bool,
     clients: BTreeMap<u64, Client>,
+    /// Clients that are still to say `Hello`, and until when, in that order. Those that have, or are gone, leave at the front.
+    silent: VecDeque<(Instant, u64)>,
     lends: BTreeMap<SocketId, Lend>,
     /// Lane of each lent socket, by lane number.
     lanes: BTreeMap<u16, SocketId>,
@@ -256,6 +261,7 @@ impl Service {
             kept: None,
             dirty: false,
             clients: BTreeMap::new(),
+            silent: VecDeque::new(),
             lends: BTreeMap::new(),
             lanes: BTreeMap::new(),
             brought_along: false,
@@ -335,7 +341,8 @@ impl Service {
         let idle = self.options.idle.filter(|_| self.is_idle()).map(|idle| self.idle_since + idle);
         let sweep = self.group.as_ref().filter(|group| group.wants_sweep()).map(|_| now + SWEEP_INTERVAL);
         let keeper = self.kept.as_ref().and_then(|kept| kept.again);
-        let times = [idle, sweep, keeper, self.waiting_until(), self.accept_again, self.cm.next_timeout()];
+        let silent = self.silent.front().map(|(until, _)| *until);
+        let times = [idle, sweep, keeper, silent, self.waiting_until(), self.accept_again, self.cm.next_timeout()];
         let next = times.into_iter().flatten().min()?;
         // One millisecond more: not just before the time.
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
@@ -355,6 +362,7 @@ impl Service {
         self.settle_brought_along();
         self.cm.tick();
         self.rewatch_channels();
+        self.close_silent(now);
         if let Some(group) = self.group.as_mut()
             && (group.unsettled() || (group.wants_sweep() && self.swept + SWEEP_INTERVAL <= now))
         {
@@ -422,7 +430,30 @@ impl Service {
         let client =
             Client { connection, peer, since_s: unix_time_s(), program: None, pidfd: None, lanes: BTreeMap::new() };
         self.clients.insert(id, client);
+        self.silent.push_back((Instant::now() + HELLO_WITHIN, id));
         self.dirty = true;
+    }
+
+    /// Closes connections on which nobody has said `Hello` in time: they take the place of programs.
+    fn close_silent(&mut self, now: Instant) {
+        while let Some((until, id)) = self.silent.front().copied() {
+            if self.is_silent(id) {
+                if until > now {
+                    return;
+                }
+                // It may have come while this process could not run.
+                self.serve_client(id);
+                if self.is_silent(id) {
+                    self.remove_client(id, "it says nothing");
+                }
+            }
+            self.silent.pop_front();
+        }
+    }
+
+    /// Whether a client is there and has not said `Hello`.
+    fn is_silent(&self, id: u64) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.program.is_none())
     }
 
     fn remove_client(&mut self, id: u64, why: &str) {

@@ -216,6 +216,7 @@ impl Service {
         let restarted = protocol::encode(0, Reply::Restarted);
         let told = seqpacket::send(&client.connection, &[&restarted], &[], SendFlags::DONTWAIT);
         self.clients.insert(id, client);
+        self.silent.push_back((Instant::now() + super::HELLO_WITHIN, id));
         if let Err(errno) = watch.and(told) {
             log::debug!("client {id} is not taken over: {errno}");
             self.remove_client(id, "it went while the service restarted");
