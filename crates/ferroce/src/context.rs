@@ -354,19 +354,20 @@ struct Neighbours {
 impl Neighbours {
     /// The lease of a lane; None also when the service does not say.
     fn lease_of(&self, lane: u16) -> Option<u64> {
-        /// So long a service that does not answer is left alone: connecting queue pairs works without it.
-        const PAUSE: Duration = Duration::from_secs(1);
-        if self.silent_since.lock().is_some_and(|since| since.elapsed() < PAUSE) {
+        /// So long a service is waited for: connecting queue pairs works without it.
+        const PATIENCE: Duration = Duration::from_millis(500);
+        /// So long one that does not answer is left alone.
+        const PAUSE: Duration = Duration::from_secs(2);
+        // Held until the answer, so that of many threads one waits, and the others do as it found.
+        let mut silent_since = self.silent_since.lock();
+        if silent_since.is_some_and(|since| since.elapsed() < PAUSE) {
             return None;
         }
-        let lease = self.client.lease_of(lane);
-        match &lease {
-            Ok(_) => *self.silent_since.lock() = None,
-            Err(error) => {
-                log::debug!("no ring to lane {lane}: {error}");
-                *self.silent_since.lock() = Some(Instant::now());
-            }
-        }
+        let lease = self.client.lease_of_within(lane, PATIENCE);
+        *silent_since = lease.as_ref().err().map(|error| {
+            log::debug!("no ring to lane {lane}: {error}");
+            Instant::now()
+        });
         lease.ok().flatten()
     }
 }

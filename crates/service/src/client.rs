@@ -129,10 +129,15 @@ impl Client {
 
     /// The lease under which a lane is at present, of whatever program; None: nobody leases it.
     pub fn lease_of(&self, lane: u16) -> Result<Option<u64>, ServiceError> {
-        match self.connection.request(Request::Lease { lane })? {
-            (Reply::Leased { lease, .. }, _) => Ok(Some(lease).filter(|lease| *lease != 0)),
-            (other, _) => Err(unexpected(&other)),
-        }
+        leased(self.connection.request(Request::Lease { lane })?.0)
+    }
+
+    /// The same for who can do without: waits for the answer no longer than `patience`, and no longer for its turn to ask.
+    ///
+    /// # Errors
+    /// ETIMEDOUT: the service did not answer in time, or another request still waits for its answer.
+    pub fn lease_of_within(&self, lane: u16, patience: Duration) -> Result<Option<u64>, ServiceError> {
+        leased(self.connection.request_within(patience, Request::Lease { lane })?.0)
     }
 
     /// A lane of this program joins a multicast group on an interface: what is sent to the group then comes to its receive sockets, from
@@ -227,10 +232,25 @@ impl Connection {
 
     fn request(&self, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
         self.check_process()?;
-        let mut line = self.line.lock();
+        self.request_on(&mut self.line.lock(), request)
+    }
+
+    /// [`Connection::request`] for what is not worth the line's patience.
+    fn request_within(&self, patience: Duration, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
+        self.check_process()?;
+        let mut line = self.line.try_lock_for(patience).ok_or_else(|| ended(Errno::AGAIN, patience))?;
+        let usual = line.patience;
+        line.set_patience(patience)?;
+        let outcome = self.request_on(&mut line, request);
+        // Another line has come if the service has died.
+        line.set_patience(usual)?;
+        outcome
+    }
+
+    fn request_on(&self, line: &mut Line, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
         match line.exchange(request.clone(), &[]) {
             Err(Failure::Lost(_)) if self.again.is_some() => {
-                self.recover(&mut line)?;
+                self.recover(line)?;
                 Ok(line.exchange(request, &[])?)
             }
             outcome => Ok(outcome?),
@@ -328,11 +348,10 @@ impl Line {
         };
         let socket = seqpacket::socket(SocketFlags::empty()).map_err(failed)?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 3).map_err(failed)?;
-        for timeout in [Timeout::Recv, Timeout::Send] {
-            sockopt::set_socket_timeout(&socket, timeout, Some(options.patience)).map_err(failed)?;
-        }
+        let mut line = Line { socket, last_id: 0, patience: options.patience };
+        line.set_patience(options.patience).map_err(Refusal::Final)?;
         let address = seqpacket::address(&options.name).map_err(failed)?;
-        match rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)) {
+        match rustix::io::retry_on_intr(|| rustix::net::connect(&line.socket, &address)) {
             Ok(()) => {}
             Err(Errno::CONNREFUSED) => {
                 let what = "no Ferroce service runs in this network namespace";
@@ -340,10 +359,19 @@ impl Line {
             }
             Err(errno) => return Err(failed(errno)),
         }
-        let mut line = Line { socket, last_id: 0, patience: options.patience };
         line.check_service().map_err(Refusal::Final)?;
         line.greet(options, again)?;
         Ok(line)
+    }
+
+    /// How long to wait for each answer.
+    fn set_patience(&mut self, patience: Duration) -> Result<(), ServiceError> {
+        let failed = |errno| ServiceError::system("cannot limit the wait for the service", errno);
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            sockopt::set_socket_timeout(&self.socket, timeout, Some(patience)).map_err(failed)?;
+        }
+        self.patience = patience;
+        Ok(())
     }
 
     /// Sockets from a stranger would give it our packets.
@@ -482,6 +510,13 @@ fn hang_up_of(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
 fn watch_hang_up(set: &OwnedFd, socket: &OwnedFd) -> Result<(), Errno> {
     // Hang-ups are told without being asked for.
     epoll::add(set, socket, epoll::EventData::new_u64(0), epoll::EventFlags::empty())
+}
+
+fn leased(reply: Reply) -> Result<Option<u64>, ServiceError> {
+    match reply {
+        Reply::Leased { lease, .. } => Ok(Some(lease).filter(|lease| *lease != 0)),
+        other => Err(unexpected(&other)),
+    }
 }
 
 fn unexpected(reply: &Reply) -> ServiceError {

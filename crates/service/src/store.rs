@@ -6,14 +6,19 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::seqpacket;
+
+/// So long the service, which does nothing else meanwhile, waits for its keeper; one that is silent longer is taken for dead.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a kept descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -155,6 +160,7 @@ impl Store {
         }
         let mut state = |key| held.remove(&key).map(StateFile::new).ok_or(Errno::PROTO);
         let (group, service) = (state(Key::GroupState)?, state(Key::ServiceState)?);
+        limit_patience(&keeper)?;
         Ok((Store { keeper: Mutex::new(Some(keeper)), group: Some(group), service: Some(service) }, held))
     }
 
@@ -191,6 +197,7 @@ impl Store {
         keeper: OwnedFd,
         descriptors: impl Iterator<Item = (Key, BorrowedFd<'a>)>,
     ) -> Result<(), Errno> {
+        limit_patience(&keeper)?;
         let states = [(Key::GroupState, &self.group), (Key::ServiceState, &self.service)];
         let states = states.into_iter().filter_map(|(key, state)| Some((key, state.as_ref()?.file.as_fd())));
         for (key, descriptor) in states {
@@ -227,7 +234,9 @@ impl Store {
         match tell(socket, operation, key, descriptor) {
             Err(errno) if errno != Errno::NOBUFS => {
                 log::warn!("the keeper is gone ({errno})");
-                // The socket stays: its hang-up brings a new keeper, which is given everything anew.
+                // The socket stays: its hang-up brings a new keeper, which is given everything anew. One that is only silent does not
+                // hang up by itself.
+                let _ = rustix::net::shutdown(socket, Shutdown::Both);
                 Ok(())
             }
             answered => answered,
@@ -235,7 +244,13 @@ impl Store {
     }
 }
 
-/// Has a keeper do something. NOBUFS: it could not. Other errors: it is gone.
+fn limit_patience(keeper: &OwnedFd) -> Result<(), Errno> {
+    [Timeout::Recv, Timeout::Send]
+        .into_iter()
+        .try_for_each(|timeout| sockopt::set_socket_timeout(keeper, timeout, Some(PATIENCE)))
+}
+
+/// Has a keeper do something. NOBUFS: it could not. Other errors: it is gone, or silent.
 fn tell(keeper: &OwnedFd, operation: Operation, key: Key, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     send(keeper, operation, key, descriptor)?;
     match recv(keeper)?.operation {

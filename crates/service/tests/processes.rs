@@ -22,11 +22,13 @@ mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 20] = [
+const TESTS: [(&str, Test); 22] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
     ("a_keeper_that_dies_is_replaced", a_keeper_that_dies_is_replaced),
+    ("a_keeper_that_is_stopped_is_replaced", a_keeper_that_is_stopped_is_replaced),
+    ("a_stopped_service_is_not_waited_for_long_for_a_lease", a_stopped_service_is_not_waited_for_long_for_a_lease),
     ("a_crash_of_the_service_moves_no_packet", a_crash_of_the_service_moves_no_packet),
     ("crashes_in_the_midst_of_changes_lose_nothing", crashes_in_the_midst_of_changes_lose_nothing),
     ("programs_that_start_at_once_share_one_service", programs_that_start_at_once_share_one_service),
@@ -525,6 +527,56 @@ fn a_keeper_that_dies_is_replaced(scene: &Scene) {
     drop(client);
     eventually("both end", || fs::read_link(format!("/proc/{}/exe", last.keeper)).is_err());
     assert!(fs::read_link(format!("/proc/{}/exe", last.pid)).is_err() || last.pid == 0, "its service is there");
+}
+
+/// The service waited for its answer without end, and everybody for the service.
+fn a_keeper_that_is_stopped_is_replaced(scene: &Scene) {
+    let port = scene.options.port;
+    let client = scene.connect_or_start();
+    let mut all: Vec<Traffic> = (0..2).map(|_| Traffic::new(client.lease_lane().unwrap())).collect();
+    let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+    // The first one is the service's parent, the second one its child.
+    for _ in 0..2 {
+        let before = client.status().unwrap();
+        signal(before.keeper, rustix::process::Signal::STOP);
+        all.push(Traffic::new(client.lease_lane().unwrap()));
+        let after = wait_for(&client, "another keeper", |status| ![0, before.keeper].contains(&status.keeper));
+        assert_eq!((after.pid, after.restarts), (before.pid, before.restarts));
+        eventually("the stopped one has ended", || fs::read_link(format!("/proc/{}/exe", before.keeper)).is_err());
+        all.iter_mut().for_each(|traffic| traffic.send(&from, port));
+        all.iter_mut().for_each(Traffic::check);
+    }
+    let before = client.status().unwrap();
+    kill(before.pid);
+    let after = client.status().unwrap();
+    assert_eq!((after.keeper, after.restarts, lanes(&after)), (before.keeper, before.restarts + 1, all.len()));
+    all.iter_mut().for_each(|traffic| traffic.send(&from, port));
+    all.iter_mut().for_each(Traffic::check);
+}
+
+/// Connecting queue pairs asked for it, and went on without it after half a minute.
+fn a_stopped_service_is_not_waited_for_long_for_a_lease(scene: &Scene) {
+    const PATIENCE: Duration = Duration::from_millis(50);
+    let client = scene.connect_or_start();
+    let lease = client.lease_lane().unwrap();
+    let service = client.status().unwrap().pid;
+    signal(service, rustix::process::Signal::STOP);
+    for _ in 0..3 {
+        let error = client.lease_of_within(lease.lane(), PATIENCE).unwrap_err();
+        assert_eq!(error.errno(), libc::ETIMEDOUT);
+        assert!(error.to_string().contains("within 50ms"), "{error}");
+    }
+    // Others wait for it; that is no reason to wait with them.
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| client.status().unwrap());
+        let refused = || client.lease_of_within(lease.lane(), PATIENCE).unwrap_err().errno();
+        (0..3).for_each(|_| assert_eq!(refused(), libc::ETIMEDOUT));
+        signal(service, rustix::process::Signal::CONT);
+        assert_eq!(others.join().unwrap().pid, service);
+    });
+    // What it answers late is not taken for the answer to this.
+    assert_eq!(client.lease_of(lease.lane()).unwrap(), Some(lease.id()));
+    assert_eq!(client.status().unwrap().pid, service);
 }
 
 /// Who has lanes of the dead service and is stopped keeps them; others are served after a while, and it is when it goes on.

@@ -1,15 +1,15 @@
 //! The service's side of its keeper: one that dies is replaced.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::process::getppid;
+use rustix::process::{PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 
 use super::{Service, Source};
 use crate::store::Key;
-use crate::{ServiceError, keeper};
+use crate::{ServiceError, keeper, sys};
 
 /// A keeper that lived shorter than this is not replaced at once, and failed attempts are not repeated sooner.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -23,6 +23,8 @@ pub(super) struct Kept {
     pub(super) pid: u32,
     /// The keeper, where this service started it.
     child: Option<Child>,
+    /// The keeper, where it started this service.
+    parent: Option<OwnedFd>,
     since: Instant,
     /// When the next one is started.
     pub(super) again: Option<Instant>,
@@ -30,10 +32,14 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// By the process that started this one.
-    pub(super) fn by_parent(next: NextKeeper) -> Kept {
-        let pid = getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
-        Kept { pid, child: None, since: Instant::now(), again: None, next }
+    /// By the process that started this one, which made the two ends of `socket`.
+    pub(super) fn by_parent(socket: BorrowedFd<'_>, next: NextKeeper) -> Kept {
+        let pid = sys::peer(socket).map_or(0, |peer| peer.pid);
+        // Nobody else has the number as long as it is our parent's. If it has died already, we have another one.
+        let is_parent = || getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == pid);
+        let parent = getppid().filter(|_| is_parent());
+        let parent = parent.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).filter(|_| is_parent());
+        Kept { pid, child: None, parent, since: Instant::now(), again: None, next }
     }
 }
 
@@ -46,7 +52,7 @@ impl std::fmt::Debug for Kept {
 impl Service {
     /// Wants to know of the keeper's end.
     pub(super) fn watch_keeper(&self) -> Result<(), ServiceError> {
-        let watch = |keeper: std::os::fd::BorrowedFd<'_>| {
+        let watch = |keeper: BorrowedFd<'_>| {
             // Its answers are waited for where they are asked for.
             epoll::add(&self.epoll, keeper, Source::Keeper.token(), epoll::EventFlags::empty())
         };
@@ -60,8 +66,11 @@ impl Service {
         let Some(kept) = self.kept.as_mut() else { return };
         log::error!("the keeper (pid {}) is gone; starting another one", kept.pid);
         kept.pid = 0;
+        // It has ended, or is of no use any more. One that is only stopped would start a service of its own when it goes on.
+        if let Some(parent) = kept.parent.take() {
+            let _ = pidfd_send_signal(parent, Signal::KILL);
+        }
         if let Some(mut child) = kept.child.take() {
-            // Its end of the socket is closed: it has ended, or is of no use any more.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -94,7 +103,7 @@ impl Service {
     }
 
     /// Every descriptor that must outlive this service.
-    fn everything(&self) -> impl Iterator<Item = (Key, std::os::fd::BorrowedFd<'_>)> {
+    fn everything(&self) -> impl Iterator<Item = (Key, BorrowedFd<'_>)> {
         let connections = self.clients.iter().map(|(id, client)| (Key::Client(*id), client.connection.as_fd()));
         let pidfds =
             self.clients.iter().filter_map(|(id, client)| Some((Key::Pidfd(*id), client.pidfd.as_ref()?.as_fd())));

@@ -1,7 +1,7 @@
 //! Taking over from a service that crashed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::epoll;
@@ -55,10 +55,11 @@ impl Service {
     /// `next_keeper` starts another keeper when this one is gone.
     pub fn resume(options: ServerOptions, keeper: OwnedFd, next_keeper: NextKeeper) -> Result<Service, ServiceError> {
         let failed = |errno| ServiceError::system("cannot take over from the keeper", errno);
+        let kept = Kept::by_parent(keeper.as_fd(), next_keeper);
         let (store, mut held) = Store::open(keeper).map_err(failed)?;
         let listener = held.remove(&Key::Listener).ok_or_else(|| failed(rustix::io::Errno::PROTO))?;
         let mut service = Service::new(options, listener, store)?;
-        service.kept = Some(Kept::by_parent(next_keeper));
+        service.kept = Some(kept);
         service.watch_keeper()?;
         let saved: Option<Saved> = service.store.load_service();
         let Some(saved) = saved else {
