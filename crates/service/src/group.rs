@@ -78,6 +78,11 @@ impl Role {
     fn may_move(self) -> bool {
         matches!(self, Role::Spare | Role::Burnt | Role::Stranger)
     }
+
+    /// Whether it was lent, and is not any more.
+    fn was_given_up(self) -> bool {
+        matches!(self, Role::Lingering | Role::Done | Role::Ghost)
+    }
 }
 
 #[derive(Debug)]
@@ -217,14 +222,25 @@ impl Group {
         self
     }
 
-    /// Takes a socket that an earlier service lent, and steers its lane to it again, at the latest after [`Self::settle`].
+    /// Takes a socket that an earlier service lent, and steers its lane to it again, at the latest after [`Self::settle`]. One that came
+    /// before and was given up, because the service crashed before it said so or believed that its holder was gone, comes back under
+    /// its id.
     ///
-    /// EINVAL: it is not one that can be in the group, or is here already.
+    /// EINVAL: it is not one that can be in the group, or is lent already.
     pub(crate) fn adopt(&mut self, lane: u16, socket: OwnedFd) -> Result<SocketId, ServiceError> {
         assert!(self.position(Role::Leased(lane)).is_none(), "lane {lane} is leased already");
         let refused = |why: &str| ServiceError::new(libc::EINVAL, format!("the socket of lane {lane} {why}"));
         let failed = |errno| ServiceError::system(format!("the socket of lane {lane} cannot be used"), errno);
         let inode = inode(&socket).map_err(failed)?;
+        if let Some(at) = self.slots.iter().position(|slot| slot.inode == inode && slot.role.was_given_up()) {
+            let id = self.slots[at].id;
+            self.store.put(Key::Socket(id), &socket).map_err(failed)?;
+            let slot = &mut self.slots[at];
+            (slot.role, slot.placed, slot.socket) = (Role::Leased(lane), false, Some(socket));
+            self.unsure = true;
+            self.save();
+            return Ok(id);
+        }
         if !self.look_for_strangers().is_some_and(|strangers| strangers.contains(&inode)) {
             return Err(refused("is none of UDP port's, or is lent already"));
         }

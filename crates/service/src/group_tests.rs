@@ -431,6 +431,46 @@ fn only_sockets_of_the_group_are_adopted() {
     assert_eq!(twice.errno(), libc::EINVAL);
 }
 
+/// The service that had adopted it crashed before it had said so; the next one took that for given back, and the program, which offered
+/// it again, was refused for ever.
+#[test]
+fn a_socket_that_was_given_up_is_adopted_again() {
+    let port = free_port();
+    let mut orphans = orphans(port, 1..=4);
+    let mut group = Group::open(port, Arc::default()).unwrap();
+    let adopted: Vec<Leased> = orphans.drain(..).map(|orphan| adopt(&mut group, orphan)).collect();
+    group.settle();
+    let (lingering, done, ghost) = (adopted[0].id, adopted[1].id, adopted[2].id);
+    group.unmap(lingering);
+    group.unmap(ghost);
+    group.let_go(ghost);
+    assert_eq!(group.slot_mut(ghost).role, Role::Ghost, "its holder keeps it");
+    group.unmap(done);
+    // As if it could not be closed for the moment.
+    group.slot_mut(done).role = Role::Done;
+    assert_eq!(group.slot_mut(lingering).role, Role::Lingering);
+
+    let adopted: Vec<Leased> = adopted
+        .into_iter()
+        .map(
+            |leased| {
+                if leased.lane == 4 { leased } else { adopt(&mut group, Leased { lane: leased.lane + 10, ..leased }) }
+            },
+        )
+        .collect();
+    assert_eq!([adopted[0].id, adopted[1].id, adopted[2].id], [lingering, done, ghost]);
+    group.settle();
+    let mut sender = Sender::new(port);
+    check(&group, &mut sender, &adopted, &[1, 2, 3, 500]);
+    let twice = group.adopt(99, adopted[0].socket.try_clone().unwrap()).unwrap_err();
+    assert_eq!(twice.errno(), libc::EINVAL);
+    // From now on it is a group like any other.
+    for leased in adopted {
+        give_back(&mut group, leased);
+    }
+    assert!(group.slots.iter().all(|slot| matches!(slot.role, Role::Service | Role::Spare)), "{group:?}");
+}
+
 /// At the port, but first in line for one address whatever the program says.
 fn group_socket_at_one_address(port: u16) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();

@@ -83,7 +83,8 @@ impl Service {
         {
             return self.renew_relay(socket);
         }
-        if self.lanes.contains_key(&lane) || self.lends.values().any(|lend| lend.lease == lease) {
+        let is_lent = |lend: &Lend| lend.lane.is_some() && lend.lease == lease;
+        if self.lanes.contains_key(&lane) || self.lends.values().any(is_lent) {
             return Err(ServiceError::new(
                 libc::EBUSY,
                 format!("lane {lane} or its lease is another program's by now"),
@@ -101,6 +102,10 @@ impl Service {
         let (ours, theirs) = relay_pair()?;
         let socket = self.open_group()?.adopt(lane, socket)?;
         self.brought_along = true;
+        // It was taken for given back, and is not: the end of its former relay says nothing any more.
+        if let Some(before) = self.lends.remove(&socket) {
+            self.unwatch(&before.relay);
+        }
         self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
         Ok(theirs)
     }
@@ -294,4 +299,54 @@ const OVERFLOW_UID: u32 = 65_534;
 fn all_users_are_mapped() -> bool {
     std::fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use ferroce_testkit::{free_name, free_port};
+    use rustix::event::Timespec;
+
+    use super::*;
+    use crate::server::ServerOptions;
+
+    /// Serves what has happened so far.
+    fn serve(service: &mut Service) {
+        let mut events = [MaybeUninit::uninit(); 16];
+        let (ready, _) = epoll::wait(&service.epoll, &mut events, Some(&Timespec::default())).unwrap();
+        for event in ready {
+            let (source, flags) = (Source::of(event.data), event.flags);
+            service.handle(source, flags);
+        }
+        service.keep_house();
+    }
+
+    /// A program whose connection has ended, though it lives, has its lane's socket and relay still.
+    #[test]
+    fn a_lane_that_was_taken_for_given_back_comes_back() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        let mut service = Service::bind(options).unwrap();
+        let connect = |service: &mut Service| {
+            let (ours, theirs) = seqpacket::pair().unwrap();
+            let id = service.next_client;
+            service.add_client(theirs);
+            (id, ours)
+        };
+        let (first, _connection) = connect(&mut service);
+        let (lane, socket, relay) = service.new_lane(first).unwrap();
+        let lease = service.lease_of(lane);
+        service.remove_client(first, "its connection failed");
+        assert_eq!(service.lease_of(lane), 0);
+
+        let (second, _connection) = connect(&mut service);
+        let next_relay = service.take_back(second, lane, lease, vec![socket.unwrap()]).unwrap();
+        assert_eq!(service.lease_of(lane), lease);
+        drop(relay);
+        serve(&mut service);
+        assert_eq!(service.lease_of(lane), lease, "the former relay tells nothing any more");
+        drop(next_relay);
+        serve(&mut service);
+        assert_eq!(service.lease_of(lane), 0);
+    }
 }
