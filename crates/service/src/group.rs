@@ -79,6 +79,23 @@ impl Role {
         matches!(self, Role::Spare | Role::Burnt | Role::Stranger)
     }
 
+    /// Whether a socket with this role may get that one. All changes of roles are here; new sockets are the service's own, spares, adopted
+    /// (leased) or strangers.
+    fn may_become(self, next: Role) -> bool {
+        match (self, next) {
+            // It is lent; it could not be steered to; it is given back; its holder has let go; or has not, as closing it shows.
+            (Role::Spare, Role::Leased(_))
+            | (Role::Leased(_), Role::Spare | Role::Lingering)
+            | (Role::Lingering, Role::Done)
+            | (Role::Done, Role::Ghost) => true,
+            // It was given up too early.
+            (given_up, Role::Leased(_)) => given_up.was_given_up(),
+            // A ghost has gone, and nobody knows any more where this one is.
+            (Role::Spare | Role::Burnt, Role::Burnt) => true,
+            _ => false,
+        }
+    }
+
     /// Whether it was lent, and is not any more.
     fn was_given_up(self) -> bool {
         matches!(self, Role::Lingering | Role::Done | Role::Ghost)
@@ -94,6 +111,13 @@ struct Slot {
     placed: bool,
     /// None: a ghost or a stranger.
     socket: Option<OwnedFd>,
+}
+
+impl Slot {
+    fn set_role(&mut self, next: Role) {
+        assert!(self.role.may_become(next), "{self:?} cannot become {next:?}");
+        self.role = next;
+    }
 }
 
 /// The group. The position of a slot is the kernel's index.
@@ -236,7 +260,8 @@ impl Group {
             let id = self.slots[at].id;
             self.store.put(Key::Socket(id), &socket).map_err(failed)?;
             let slot = &mut self.slots[at];
-            (slot.role, slot.placed, slot.socket) = (Role::Leased(lane), false, Some(socket));
+            slot.set_role(Role::Leased(lane));
+            (slot.placed, slot.socket) = (false, Some(socket));
             self.unsure = true;
             self.save();
             return Ok(id);
@@ -411,11 +436,11 @@ impl Group {
         let socket = slot.socket.as_ref().expect("spares are open");
         let copy = rustix::io::fcntl_dupfd_cloexec(socket, 3)
             .map_err(|errno| ServiceError::system("cannot lend a socket", errno))?;
-        slot.role = Role::Leased(lane);
+        slot.set_role(Role::Leased(lane));
         let id = slot.id;
         self.save();
         if let Err(error) = self.attach() {
-            self.slots[at].role = Role::Spare;
+            self.slots[at].set_role(Role::Spare);
             self.save();
             return Err(error);
         }
@@ -429,9 +454,7 @@ impl Group {
 
     /// Steers nothing to the socket any more; its former holder may still have it.
     pub(crate) fn unmap(&mut self, id: SocketId) {
-        let slot = self.slot_mut(id);
-        assert!(matches!(slot.role, Role::Leased(_)), "{slot:?} is not leased");
-        slot.role = Role::Lingering;
+        self.slot_mut(id).set_role(Role::Lingering);
         self.save();
         if let Err(error) = self.attach() {
             // The old program stays: the lane's packets go to a socket that nobody reads. No other lane is touched.
@@ -441,9 +464,7 @@ impl Group {
 
     /// The former holder of an unmapped socket has let go.
     pub(crate) fn let_go(&mut self, id: SocketId) {
-        let slot = self.slot_mut(id);
-        assert_eq!(slot.role, Role::Lingering, "{slot:?} is not lingering");
-        slot.role = Role::Done;
+        self.slot_mut(id).set_role(Role::Done);
         self.save();
         self.sweep();
     }
@@ -595,7 +616,7 @@ impl Group {
         assert!(matches!(role, Role::Done | Role::Spare), "{:?} was in use", self.slots[at]);
         if role == Role::Done && self.bound_inodes().is_some_and(|bound| bound.contains(&inode)) {
             log::warn!("a process keeps the socket of a lane that it gave back");
-            self.slots[at].role = Role::Ghost;
+            self.slots[at].set_role(Role::Ghost);
         } else {
             self.slots.swap_remove(at);
         }
@@ -623,12 +644,12 @@ impl Group {
         for at in &gone {
             let mut moved = self.slots.pop().expect("the tail is longer than the holes");
             if !certain {
-                moved.role = Role::Burnt;
+                moved.set_role(Role::Burnt);
             }
             self.slots[*at] = moved;
         }
         if appended && let Some(last) = self.slots.last_mut() {
-            last.role = Role::Burnt;
+            last.set_role(Role::Burnt);
         }
         self.save();
     }

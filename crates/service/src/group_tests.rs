@@ -431,6 +431,28 @@ fn only_sockets_of_the_group_are_adopted() {
     assert_eq!(twice.errno(), libc::EINVAL);
 }
 
+#[test]
+fn roles_change_as_the_table_says_and_not_otherwise() {
+    use Role::{Burnt, Done, Ghost, Leased, Lingering, Service, Spare, Stranger};
+    let changes = [
+        (Spare, Leased(1)),
+        (Leased(1), Spare),
+        (Leased(1), Lingering),
+        (Lingering, Done),
+        (Done, Ghost),
+        (Lingering, Leased(1)),
+        (Done, Leased(1)),
+        (Ghost, Leased(1)),
+        (Spare, Burnt),
+        (Burnt, Burnt),
+    ];
+    let roles = [Service, Spare, Leased(1), Lingering, Done, Ghost, Burnt, Stranger];
+    for (from, to) in roles.into_iter().flat_map(|from| roles.map(|to| (from, to))) {
+        assert_eq!(from.may_become(to), changes.contains(&(from, to)), "{from:?} to {to:?}");
+    }
+    assert!(!Leased(1).may_become(Leased(2)));
+}
+
 /// The service that had adopted it crashed before it had said so; the next one took that for given back, and the program, which offered
 /// it again, was refused for ever.
 #[test]
@@ -447,7 +469,7 @@ fn a_socket_that_was_given_up_is_adopted_again() {
     assert_eq!(group.slot_mut(ghost).role, Role::Ghost, "its holder keeps it");
     group.unmap(done);
     // As if it could not be closed for the moment.
-    group.slot_mut(done).role = Role::Done;
+    group.slot_mut(done).set_role(Role::Done);
     assert_eq!(group.slot_mut(lingering).role, Role::Lingering);
 
     let adopted: Vec<Leased> = adopted
