@@ -1,17 +1,19 @@
 //! The side channel: JSON lines over TCP. It carries what RDMA needs before it can start, and the commands of a test.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Longest line accepted, in bytes: room for some thousand queue pairs.
-const MAX_LINE: u64 = 1 << 20;
+const MAX_LINE: usize = 1 << 20;
 /// How long a connection attempt may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client may take for its greeting, while others wait for their turn.
+pub(crate) const GREETING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Whether a client is the one for this server: its greeting is the command and a version.
 pub(crate) fn check_hello(client: &str, server: &str) -> Result<()> {
@@ -77,17 +79,51 @@ impl Control {
 
     /// Receives one message. The peer may be anyone: an unexpected line is an error.
     pub(crate) fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
+        message(&self.line(None)?)
+    }
+
+    /// Receives the first message, which must be there in time: whoever connects and says nothing keeps others waiting.
+    pub(crate) fn recv_greeting<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T> {
+        let line = self.line(Some(Instant::now() + patience))?;
+        self.writer.set_read_timeout(None).context("cannot set a timeout")?;
+        message(&line)
+    }
+
+    /// Receives a line, which is empty at the end of the connection.
+    fn line(&mut self, until: Option<Instant>) -> Result<Vec<u8>> {
         let mut line = Vec::new();
-        let read = (&mut self.reader).take(MAX_LINE).read_until(b'\n', &mut line);
-        match read.context("the TCP side channel to the peer broke")? {
-            0 => bail!("the peer ended; its own messages say why"),
-            _ if line.last() != Some(&b'\n') => bail!("the peer sent a line that is cut off or too long"),
-            _ => serde_json::from_slice(&line).with_context(|| {
-                let shown: String =
-                    String::from_utf8_lossy(&line).chars().filter(|c| !c.is_control()).take(80).collect();
-                format!("the peer sent something unexpected (another version?): {shown}")
-            }),
+        while line.len() < MAX_LINE && line.last() != Some(&b'\n') {
+            if let Some(until) = until {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    bail!("the peer did not say in time what it wants");
+                }
+                self.writer.set_read_timeout(Some(left)).context("cannot set a timeout")?;
+            }
+            let there = match self.reader.fill_buf() {
+                Ok([]) => break,
+                Ok(there) => there,
+                Err(error) if [ErrorKind::Interrupted, ErrorKind::WouldBlock].contains(&error.kind()) => continue,
+                Err(error) => return Err(error).context("the TCP side channel to the peer broke"),
+            };
+            let end = there.iter().position(|byte| *byte == b'\n').map_or(there.len(), |at| at + 1);
+            let len = end.min(MAX_LINE - line.len());
+            line.extend_from_slice(&there[..len]);
+            self.reader.consume(len);
         }
+        Ok(line)
+    }
+}
+
+/// What a line says.
+fn message<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
+    match line.last() {
+        None => bail!("the peer ended; its own messages say why"),
+        Some(b'\n') => serde_json::from_slice(line).with_context(|| {
+            let shown: String = String::from_utf8_lossy(line).chars().filter(|c| !c.is_control()).take(80).collect();
+            format!("the peer sent something unexpected (another version?): {shown}")
+        }),
+        Some(_) => bail!("the peer sent a line that is cut off or too long"),
     }
 }
 
@@ -142,10 +178,26 @@ mod tests {
         }
     }
 
+    /// A connection on which nothing was said kept all others waiting.
+    #[test]
+    fn who_does_not_greet_in_time_is_given_up() {
+        for bytes in [&b""[..], b"[1"] {
+            let (mut a, mut b) = pair();
+            b.write_all(bytes).expect("can send");
+            let error = a.recv_greeting::<Vec<u32>>(Duration::from_millis(20)).expect_err("no line came");
+            assert!(format!("{error:#}").contains("in time"), "{error:#}");
+        }
+        let (mut a, mut b) = pair();
+        b.write_all(b"[1]\n[2]\n").expect("can send");
+        assert_eq!(a.recv_greeting::<Vec<u32>>(GREETING_PATIENCE).expect("it is there"), [1]);
+        assert_eq!(a.writer.read_timeout().expect("is known"), None, "a test may take long");
+        assert_eq!(a.recv::<Vec<u32>>().expect("it is there"), [2]);
+    }
+
     #[test]
     fn a_line_without_end_is_cut() {
         let (mut a, mut b) = pair();
-        let writer = std::thread::spawn(move || b.write_all(&vec![b'1'; MAX_LINE as usize + 1]));
+        let writer = std::thread::spawn(move || b.write_all(&vec![b'1'; MAX_LINE + 1]));
         assert!(a.recv::<u64>().expect_err("has no end").to_string().contains("too long"));
         drop(a);
         // Whether the last bytes were still taken does not matter.
