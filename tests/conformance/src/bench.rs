@@ -75,6 +75,9 @@ pub const WC_WITH_IMM: u32 = 2;
 /// `IBV_WC_WITH_INV`.
 pub const WC_WITH_INV: u32 = 8;
 
+/// What is seen of a device that does not answer.
+pub const SILENCE: &str = "no packet came";
+
 /// Why a case does not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
@@ -313,7 +316,7 @@ impl Bench {
         let deadline = Instant::now() + self.patience;
         match self.hear_until(conn, deadline)? {
             Some(heard) => Ok(heard),
-            None => departs("no packet came"),
+            None => departs(SILENCE),
         }
     }
 

@@ -18,7 +18,7 @@ use program_tests::launch::{Launcher, Via};
 use crate::bench::Bench;
 use crate::cases::Case;
 use crate::dut::{self, Dut};
-use crate::report::{Results, judge};
+use crate::report::{Again, Results, judge};
 use crate::wire::Wire;
 
 /// The device's addresses.
@@ -134,24 +134,30 @@ pub fn play_ferroce(install: &Install, cases: &[Case]) -> Result<Results> {
     dut::compile(&path)?;
     let program = Program::start(&path, install)?;
     let control = SocketAddr::from(([127, 0, 0, 1], program.port));
-    let mut results = run("wire0", FERROCE_MAC, control, FERROCE_PATIENCE, cases)?;
+    let mut results = run("wire0", FERROCE_MAC, control, (FERROCE_PATIENCE, Again::Silence), cases)?;
     results.device = "Ferroce".to_owned();
     Ok(results)
 }
 
 /// The tester at the tap of the guest.
 pub fn play_guest(tap: &str, cases: &[Case]) -> Result<Results> {
-    run(tap, GUEST_MAC, SocketAddr::from((DUT[0], GUEST_PORT)), GUEST_PATIENCE, cases)
+    run(tap, GUEST_MAC, SocketAddr::from((DUT[0], GUEST_PORT)), (GUEST_PATIENCE, Again::All), cases)
 }
 
-fn run(interface: &str, mac: &str, control: SocketAddr, patience: Duration, cases: &[Case]) -> Result<Results> {
+fn run(
+    interface: &str,
+    mac: &str,
+    control: SocketAddr,
+    (patience, again): (Duration, Again),
+    cases: &[Case],
+) -> Result<Results> {
     let wire =
         Wire::open(interface, parse_mac(mac)?).with_context(|| format!("cannot open {interface} for packets"))?;
     let dut = Dut::connect(control, DUT)?;
     let mut bench = Bench::new(wire, dut, TESTER, DUT, patience);
     let mut results = Results { device: bench.dut.device.clone(), records: Vec::new() };
     for case in cases {
-        let record = judge(&mut bench, case)?;
+        let record = judge(&mut bench, case, again)?;
         if let Some(what) = record.departs.as_ref().or(record.before.first()) {
             // Someone waits at a terminal; nobody there is no harm.
             let _ = writeln!(std::io::stderr(), "{}: {what}", case.name);

@@ -186,7 +186,8 @@ impl Qemu {
 
     /// The end of what QEMU and the kernel wrote.
     fn console(&self) -> String {
-        const LINES: usize = 40;
+        // Room for the whole of a panic: its trace tells whose fault it is.
+        const LINES: usize = 120;
         let mut text = String::new();
         for name in ["qemu", "console"] {
             let content = read(&self.dir.path().join(name));
