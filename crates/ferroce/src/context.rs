@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
-use ferroce_engine::{Attendance, Card, LANE_SHIFT, Lane, QueuePair};
+use ferroce_engine::{Attendance, Card, Lane, QueuePair};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
 use ferroce_service::environment;
 use ferroce_service::inspect::Inspector;
 use ferroce_transport::PathAddr;
+use ferroce_wire::LANE_SHIFT;
 
 use crate::cq::Cq;
 use crate::device::Device;

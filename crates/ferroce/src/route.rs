@@ -6,13 +6,12 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use ferroce_service::cm::route::bound_socket;
 use ferroce_transport::PathAddr;
+use ferroce_wire::UDP_PORT;
 
 use crate::error::{Error, Result};
 
 /// What the kernel says of a destination without a usable route: none, none to the host, forbidden, a black hole.
 const NO_WAY: [i32; 4] = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL];
-/// RoCEv2's; any would do, since nothing is sent.
-const PORT: u16 = 4791;
 
 /// Checks that packets from `path.src` to `path.dst` can leave. `ifindex` is the device's interface.
 ///
@@ -21,7 +20,7 @@ const PORT: u16 = 4791;
 pub(crate) fn check(path: &PathAddr, ifindex: u32) -> Result<()> {
     let attempt = bound_socket(address(path.src, 0, ifindex)).map(|socket| {
         // Nothing is sent by that.
-        socket.connect(address(path.dst, PORT, ifindex))
+        socket.connect(address(path.dst, UDP_PORT, ifindex))
     });
     let error = match attempt {
         Ok(Ok(())) => return Ok(()),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use ferroce_wire::UDP_PORT;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
@@ -18,7 +19,7 @@ use crate::cm::protocol::{CmReply, CmRequest};
 use crate::config::{Config, Trust};
 use crate::protocol::{self, CmIdStatus, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
 use crate::start::{self, Started};
-use crate::{DEFAULT_NAME, ROCE_PORT, ServiceError, seqpacket, sys};
+use crate::{DEFAULT_NAME, ServiceError, seqpacket, sys};
 
 /// How to find the service, and how to start it.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ impl Default for StartOptions {
     fn default() -> StartOptions {
         StartOptions {
             name: DEFAULT_NAME.into(),
-            port: ROCE_PORT,
+            port: UDP_PORT,
             candidates: Vec::new(),
             program: String::new(),
             // On a machine with many more runnable threads than cores, or with a slow disk, everything takes seconds.

@@ -1,10 +1,10 @@
 use std::net::UdpSocket;
 
 use ferroce_testkit::free_port;
+use ferroce_wire::LANE_SHIFT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
-use crate::LANE_SHIFT;
 
 fn packet(lane: u16, tag: u32) -> [u8; 16] {
     let mut bytes = [0xa5; 16];

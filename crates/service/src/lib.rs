@@ -28,14 +28,8 @@ mod sys;
 
 pub use error::ServiceError;
 
-/// The UDP port of RoCEv2 (IANA).
-pub const ROCE_PORT: u16 = 4791;
-
 /// Abstract Unix socket name at which the service of a network namespace listens.
 pub const DEFAULT_NAME: &str = "ferroce-service-1";
-
-/// Bits of a QP number below the lane number.
-pub const LANE_SHIFT: u32 = 14;
 
 /// Largest lane number; 0 is the service's own.
 pub const LANE_MAX: u16 = 1023;

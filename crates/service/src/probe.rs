@@ -15,7 +15,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use crate::{LANE_SHIFT, steer, sys};
+use ferroce_wire::LANE_SHIFT;
+
+use crate::{steer, sys};
 
 /// Ports that probes are sent from, one from each; the same socket must drop all of them.
 const SENDERS: usize = 4;

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use ferroce_wire::UDP_PORT;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
@@ -24,7 +25,7 @@ use crate::store::{Key, Store};
 use crate::sys::Peer;
 use groups::Memberships;
 
-use crate::{DEFAULT_NAME, LANE_MAX, ROCE_PORT, ServiceError, cm, seqpacket, sys};
+use crate::{DEFAULT_NAME, LANE_MAX, ServiceError, cm, seqpacket, sys};
 
 mod connections;
 mod groups;
@@ -89,7 +90,7 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             name: DEFAULT_NAME.into(),
-            port: ROCE_PORT,
+            port: UDP_PORT,
             idle: Some(Duration::from_secs(10)),
             limits: Limits::default(),
             serve: None,

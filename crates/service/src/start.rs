@@ -6,13 +6,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ferroce_wire::UDP_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::client::StartOptions;
 use crate::sys::{self, Command};
-use crate::{ROCE_PORT, ServiceError, environment};
+use crate::{ServiceError, environment};
 
 /// File name of the service.
 pub const PROGRAM: &str = "ferroced";
@@ -55,7 +56,7 @@ pub(crate) fn start(options: &StartOptions) -> Result<Started, ServiceError> {
     let text = |os: &[u8]| CString::new(os).map_err(|_| failed("a zero byte in its command line", Errno::INVAL));
     let path_text = text(path.as_os_str().as_bytes())?;
     let mut arguments = vec![path_text.clone(), c"--ready".into(), c"--name".into(), text(options.name.as_bytes())?];
-    if options.port != ROCE_PORT {
+    if options.port != UDP_PORT {
         arguments.extend([c"--port".into(), text(options.port.to_string().as_bytes())?]);
     }
     sys::spawn_detached(&Command {

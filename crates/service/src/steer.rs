@@ -5,7 +5,8 @@
 //! destination QP number in the low 24 bits of the word at offset 4; its upper 10 bits are the
 //! lane. What is too short for that, or for a lane that nobody has, goes to the service's own socket.
 
-use crate::LANE_SHIFT;
+use ferroce_wire::LANE_SHIFT;
+
 use crate::probe::{MARK_BYTES, TAG_BYTES};
 use crate::sys::BpfInstruction;
 

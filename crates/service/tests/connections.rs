@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use ferroce_service::LANE_SHIFT;
 use ferroce_service::client::{Client, LaneLease, StartOptions};
 use ferroce_service::cm::client::EventChannel;
 use ferroce_service::cm::protocol::{CmEvent, CmRequest, Detail, Ece, Param, Path};
 use ferroce_service::server::{Hosted, ServerOptions, Service};
 use ferroce_testkit::{free_name, free_port};
+use ferroce_wire::LANE_SHIFT;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 

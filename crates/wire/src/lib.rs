@@ -27,5 +27,8 @@ pub use psn::*;
 /// The UDP destination port of RoCEv2 (IBA annex A17).
 pub const UDP_PORT: u16 = 4791;
 
+/// Bits of a QP number below the number of its lane. (Ferroce's, not the standard's: to peers a QP number is just that.)
+pub const LANE_SHIFT: u32 = 14;
+
 /// Bytes of the ICRC behind payload and pad.
 pub const ICRC_LEN: usize = 4;

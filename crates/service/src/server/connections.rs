@@ -6,15 +6,16 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ferroce_cm::{IdInfo, Owner};
+use ferroce_wire::LANE_SHIFT;
 use ferroce_wire::mad::PortSpace;
 use rustix::event::epoll;
 
 use super::{Service, Source};
+use crate::ServiceError;
 use crate::cm::protocol::{CmReply, CmRequest};
 use crate::cm::{Asker, Inbound, Outcome};
 use crate::devices::{self, ListOptions};
 use crate::protocol::{CmIdPage, CmIdStatus, Reply};
-use crate::{LANE_SHIFT, ServiceError};
 
 /// How long the list of devices is good.
 const DEVICES_FRESH: Duration = Duration::from_secs(1);

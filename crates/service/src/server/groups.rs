@@ -151,7 +151,7 @@ mod tests {
         sender.send_to(&[0xff; 24], (GROUP, options.port)).unwrap();
         lanes.map(|(number, socket)| {
             let mut mark = [0; 16];
-            mark[4..8].copy_from_slice(&(u32::from(number) << crate::LANE_SHIFT).to_be_bytes());
+            mark[4..8].copy_from_slice(&(u32::from(number) << ferroce_wire::LANE_SHIFT).to_be_bytes());
             sender.send_to(&mark, ("127.0.0.1", options.port)).unwrap();
             let (mut count, give_up) = (0, Instant::now() + Duration::from_secs(60));
             loop {

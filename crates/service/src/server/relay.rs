@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ferroce_wire::{BTH_LEN, ICRC_LEN, NetHeader, icrc};
+use ferroce_wire::{BTH_LEN, ICRC_LEN, LANE_SHIFT, NetHeader, icrc};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::{Service, SocketId, has_socket};
 use crate::cm::Inbound;
 use crate::protocol::{RelayHeader, RingCall, RingStep};
-use crate::{LANE_SHIFT, seqpacket, sys};
+use crate::{seqpacket, sys};
 
 /// The longest UDP payload with its relay header.
 pub(super) const BUFFER_BYTES: usize = 65_536 + RelayHeader::LEN;
