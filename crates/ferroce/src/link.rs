@@ -5,6 +5,7 @@
 //!
 //! Between processes of one host packets go through memory (rings) instead, unless one of the two is set, or `FERROCE_SAME_HOST=udp`.
 
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 
 use ferroce_link::ring::WakeSocket;
@@ -18,10 +19,10 @@ use crate::error::{Error, Result};
 /// # Errors
 /// EINVAL: `FERROCE_SAME_HOST` says what nobody understands.
 pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
-    match environment::var("FERROCE_SAME_HOST").as_deref() {
-        Err(_) | Ok("" | "ring") => {}
-        Ok("udp") => return Ok(None),
-        Ok(other) => {
+    match variable("FERROCE_SAME_HOST")?.as_deref() {
+        None | Some("" | "ring") => {}
+        Some("udp") => return Ok(None),
+        Some(other) => {
             return Err(Error::new(
                 libc::EINVAL,
                 format!("FERROCE_SAME_HOST is {other:?}: it can be \"ring\" (the default) or \"udp\""),
@@ -46,9 +47,9 @@ pub(crate) fn make(rx: Vec<OwnedFd>) -> Result<Box<dyn Link>> {
     let udp = UdpLink::new(rx).map_err(|error| {
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("cannot set up the UDP link: {error}"))
     })?;
-    match environment::var("FERROCE_PCAP") {
-        Err(_) => with_faults(udp),
-        Ok(name) => {
+    match variable("FERROCE_PCAP")? {
+        None => with_faults(udp),
+        Some(name) => {
             let name = name.replace("%p", &std::process::id().to_string());
             let link = PcapLink::create(udp, &name).map_err(|error| {
                 Error::new(
@@ -62,8 +63,38 @@ pub(crate) fn make(rx: Vec<OwnedFd>) -> Result<Box<dyn Link>> {
 }
 
 fn with_faults<L: Link + WireHooks + 'static>(link: L) -> Result<Box<dyn Link>> {
-    let Ok(spec) = environment::var("FERROCE_FAULT") else { return Ok(Box::new(link)) };
+    let Some(spec) = variable("FERROCE_FAULT")? else { return Ok(Box::new(link)) };
     let config: FaultConfig =
         spec.parse().map_err(|error| Error::new(libc::EINVAL, format!("FERROCE_FAULT is {spec:?}: {error}")))?;
     Ok(Box::new(FaultLink::new(link, &config)))
+}
+
+/// What a variable says.
+///
+/// # Errors
+/// EINVAL: it is no text.
+fn variable(name: &str) -> Result<Option<String>> {
+    environment::var_os(name).map(|value| text(name, value)).transpose()
+}
+
+fn text(name: &str, value: OsString) -> Result<String> {
+    value.into_string().map_err(|value| {
+        Error::new(libc::EINVAL, format!("{name} is {value:?}, which is no UTF-8: set it to text, or unset it"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    /// It counted as unset here, and as set where rings are left out for it.
+    #[test]
+    fn a_variable_that_is_no_text_is_refused() {
+        assert_eq!(text("FERROCE_PCAP", "/tmp/%p".into()).unwrap(), "/tmp/%p");
+        let error = text("FERROCE_PCAP", OsString::from_vec(b"/tmp/\xff".to_vec())).unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL);
+        assert!(error.to_string().starts_with(r#"FERROCE_PCAP is "/tmp/\xFF", which is no UTF-8"#), "{error}");
+    }
 }

@@ -550,7 +550,7 @@ pub struct RelayedPacket<'a> {
     pub src: SocketAddr,
     /// IP destination.
     pub dst: IpAddr,
-    /// UDP payload: BTH to ICRC, one packet.
+    /// UDP payload of one packet without its ICRC, which was checked: BTH to pad.
     pub bytes: &'a [u8],
 }
 

@@ -153,7 +153,7 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProcessLimits {
-    /// Lanes; each has 16,382 queue pair numbers. Refusals: ENOSPC.
+    /// Lanes; each has room for 16,381 queue pairs. Refusals: ENOSPC.
     pub lanes: u32,
     /// Ids that listen for connections. Refusals: ENOMEM.
     pub listeners: u32,

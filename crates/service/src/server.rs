@@ -38,7 +38,7 @@ mod resume;
 use kept::Kept;
 pub use kept::NextKeeper;
 
-/// Lanes of one program, whatever the limits say. (A lane has 16,384 QP numbers.)
+/// Lanes of one program, whatever the limits say. (A lane has room for 16,381 queue pairs.)
 pub const LANES_PER_CLIENT_MAX: u32 = 64;
 
 /// Programs, at most.
