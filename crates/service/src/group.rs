@@ -256,26 +256,26 @@ impl Group {
         let refused = |why: &str| ServiceError::new(libc::EINVAL, format!("the socket of lane {lane} {why}"));
         let failed = |errno| ServiceError::system(format!("the socket of lane {lane} cannot be used"), errno);
         let inode = inode(&socket).map_err(failed)?;
-        if let Some(at) = self.slots.iter().position(|slot| slot.inode == inode && slot.role.was_given_up()) {
-            let id = self.slots[at].id;
-            self.store.put(Key::Socket(id), &socket).map_err(failed)?;
-            let slot = &mut self.slots[at];
-            slot.set_role(Role::Leased(lane));
-            (slot.placed, slot.socket) = (false, Some(socket));
-            self.unsure = true;
-            self.save();
-            return Ok(id);
-        }
-        if !self.look_for_strangers().is_some_and(|strangers| strangers.contains(&inode)) {
+        let given_up = self.slots.iter().position(|slot| slot.inode == inode && slot.role.was_given_up());
+        if given_up.is_none() && !self.look_for_strangers().is_some_and(|strangers| strangers.contains(&inode)) {
             return Err(refused("is none of UDP port's, or is lent already"));
         }
         if !is_bound_like_ours(&socket, self.port) {
             return Err(refused("is not bound as those of the group are"));
         }
-        self.store.put(Key::Socket(self.next_id), &socket).map_err(failed)?;
-        let id = self.next_id;
-        self.next_id += 1;
-        self.slots.push(Slot { id, inode, role: Role::Leased(lane), placed: false, socket: Some(socket) });
+        let id = given_up.map_or(self.next_id, |at| self.slots[at].id);
+        self.store.put(Key::Socket(id), &socket).map_err(failed)?;
+        match given_up {
+            Some(at) => {
+                let slot = &mut self.slots[at];
+                slot.set_role(Role::Leased(lane));
+                (slot.placed, slot.socket) = (false, Some(socket));
+            }
+            None => {
+                self.slots.push(Slot { id, inode, role: Role::Leased(lane), placed: false, socket: Some(socket) });
+                self.next_id += 1;
+            }
+        }
         self.unsure = true;
         self.save();
         Ok(id)
