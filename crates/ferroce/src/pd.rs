@@ -270,7 +270,8 @@ impl AhAttr {
         if !self.is_global {
             return Err(Error::new(
                 libc::EINVAL,
-                "ah_attr.is_global is 0: a RoCE device needs a GID; set is_global and grh (ibv_*_pingpong: -g 0, perftest: -x 0)",
+                "ah_attr.is_global is 0: a RoCE device needs a GID at both ends; set is_global and grh (ibv_*_pingpong: -g 0, perftest: \
+                 -x 0). Programs leave it out, too, if the GID that the peer told is `::`: there the index is missing or empty",
             ));
         }
         if self.port_num != 1 {

@@ -177,9 +177,14 @@ impl<T: Default> Convention for Plain<T> {
 
 /// Runs a body behind the boundary. `verb` is the C name.
 pub fn enter<C: Convention>(verb: &'static str, body: impl FnOnce() -> Verb<C::Good>) -> C::Return {
+    let before = errno();
     cancel::disabled(|| {
         let refusal = match catch_unwind(AssertUnwindSafe(body)) {
-            Ok(Ok(good)) => return C::good(good),
+            Ok(Ok(good)) => {
+                // What went on inside is no news to a program that prints `errno` after something else.
+                set_errno(before);
+                return C::good(good);
+            }
             Ok(Err(refusal)) => refusal,
             Err(panic) => broken(panic),
         };
@@ -194,6 +199,12 @@ pub fn enter<C: Convention>(verb: &'static str, body: impl FnOnce() -> Verb<C::G
 fn broken(panic: Box<dyn Any + Send>) -> Refusal {
     let said = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     Refusal::new(libc::EIO, format!("internal error: {}; please report it", said.unwrap_or("(no message)")))
+}
+
+/// The calling thread's `errno`.
+fn errno() -> c_int {
+    // SAFETY: as in `set_errno`.
+    unsafe { *libc::__errno_location() }
 }
 
 /// Sets the calling thread's `errno`.
@@ -240,10 +251,6 @@ pub(crate) use {slot, verb};
 mod tests {
     use super::*;
 
-    fn errno() -> c_int {
-        std::io::Error::last_os_error().raw_os_error().unwrap()
-    }
-
     #[test]
     fn each_convention_tells_refusal_its_own_way() {
         assert_eq!(enter::<Status>("t", || Err(Refusal::invalid("x"))), libc::EINVAL);
@@ -254,6 +261,16 @@ mod tests {
         assert_eq!(errno(), libc::ENODATA);
         assert_eq!(enter::<NegativeErrno>("t", || Err(Refusal::invalid("x"))), -(libc::EINVAL as isize));
         assert_eq!(enter::<Plain<u64>>("t", || Err(Refusal::invalid("x"))), 0);
+    }
+
+    #[test]
+    fn success_leaves_errno_as_it_was() {
+        set_errno(libc::ENOTTY);
+        let good = || {
+            set_errno(libc::EPERM);
+            Ok(())
+        };
+        assert_eq!((enter::<Status>("t", good), errno()), (0, libc::ENOTTY));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ferroce_abi::cm::ferroce_cm_event;
+use ferroce_abi::cm::{DETAIL_REQUEST, ferroce_cm_event};
 
 use crate::abi::rdma_event_channel;
 use crate::entry::{Call, Refusal, check, given, rdma};
@@ -31,6 +31,11 @@ impl Queued {
             Queued::Local { id, .. } | Queued::Joined { id, .. } => *id,
             Queued::Service(event) => event.id,
         }
+    }
+
+    /// Whether a peer asks for a connection.
+    fn is_request(&self) -> bool {
+        matches!(self, Queued::Service(event) if event.detail == DETAIL_REQUEST)
     }
 
     fn renumber(&mut self, old: u64, new: u64) {
@@ -249,6 +254,11 @@ impl ChannelObject {
                 }
                 Ok(event)
             }
+            // It asks for what nobody can answer any more; the look that it takes finds the end.
+            Ok(Some(event)) if event.is_request() && self.has_ended() => {
+                recover::channel(self)?;
+                self.pull()
+            }
             next => next,
         }
     }
@@ -276,20 +286,27 @@ impl ChannelObject {
     }
 
     /// The service has ended: a channel of the next one takes the place of the old one, and what the old one has still to say is
-    /// kept. False: somebody was faster.
+    /// kept, but for requests, which nobody can answer any more: their peers ask the next one again. False: somebody was faster.
     pub(crate) fn reopen(&self) -> Call<bool> {
         let mut state = self.state();
-        loop {
+        let had = !state.queue.is_empty();
+        let said = loop {
             match next_of_service(&state) {
-                Ok(Some(event)) => {
-                    if state.queue.is_empty() {
-                        self.raise();
-                    }
-                    state.queue.push_back(event);
-                }
-                Err(refusal) if refusal.errno() == libc::ECONNRESET => break,
-                _ => return Ok(false),
+                Ok(Some(event)) => state.queue.push_back(event),
+                outcome => break outcome,
             }
+        };
+        let has_ended = said.is_err_and(|refusal| refusal.errno() == libc::ECONNRESET);
+        if has_ended {
+            state.queue.retain(|event| !event.is_request());
+        }
+        match (had, state.queue.is_empty()) {
+            (false, false) => self.raise(),
+            (true, true) => self.lower(),
+            _ => {}
+        }
+        if !has_ended {
+            return Ok(false);
         }
         let fresh = open_service()?;
         let old = std::mem::replace(&mut state.service, fresh);

@@ -114,17 +114,23 @@ pub(crate) fn enter<T: Refused>(function: &'static str, body: impl FnOnce() -> C
     let mut before = 0;
     // SAFETY: changes the calling thread's own state only; the place is ours.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    // SAFETY: `__errno_location` gives the calling thread's own, always valid `errno`.
+    let errno = unsafe { *libc::__errno_location() };
     let refusal = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(good)) => Ok(good),
         Ok(Err(refusal)) => Err(refusal),
         Err(panic) => Err(broken(panic)),
     };
-    let result = refusal.unwrap_or_else(|refusal| {
-        tell(function, &refusal);
-        // SAFETY: `__errno_location` gives the calling thread's own, always valid `errno`.
-        unsafe { *libc::__errno_location() = refusal.errno };
-        T::refused()
-    });
+    // What went on inside is no news to a program that prints `errno` after something else.
+    let (result, errno) = match refusal {
+        Ok(good) => (good, errno),
+        Err(refusal) => {
+            tell(function, &refusal);
+            (T::refused(), refusal.errno)
+        }
+    };
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
     // SAFETY: as above, and NULL is allowed.
     unsafe { pthread_setcancelstate(before, ptr::null_mut()) };
     result
