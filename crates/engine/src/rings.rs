@@ -120,7 +120,7 @@ impl Rings {
     /// The ring to a lane under this lease, if both ends have it.
     pub(crate) fn to(&self, lane: u16, lease: u64) -> Option<RingId> {
         let place = *self.by_lane.get(&lane)?;
-        let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && !peer.ring.is_broken())?;
+        let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && peer.ring.is_usable())?;
         matches!(peer.stage, Stage::Ready(_)).then_some(RingId { place, id: peer.id })
     }
 
@@ -131,7 +131,8 @@ impl Rings {
             let peer = self.peers[place].as_mut().expect("a known lane has its ring");
             if peer.lease == lease {
                 return match &mut peer.stage {
-                    _ if peer.ring.is_broken() => Asked::No,
+                    // Another one would end like it: the peer, or this process, writes what it must not.
+                    _ if !peer.ring.is_usable() => Asked::No,
                     Stage::Ready(_) => Asked::Ready,
                     Stage::Offered { at, .. } if now < *at + ACCEPT_NS => Asked::Offered,
                     Stage::Offered { at, .. } if now < *at + SILENT_NS => Asked::No,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use ferroce_wire::{BTH_LEN, Headers};
 
 use super::shared::{AREA, Memory, Way};
-use super::{Broken, PACKET_MAX, WORD, WRAP, record_len};
+use super::{Broken, GIVEN_UP, PACKET_MAX, WORD, WRAP, record_len};
 use crate::LinkStats;
 
 /// Records looked at in one go, whatever they hold.
@@ -46,6 +46,11 @@ impl Consumer {
 
     pub(super) fn is_empty(&self) -> bool {
         self.memory.head(self.way).load(Ordering::Relaxed) == self.tail
+    }
+
+    /// The producer will write nothing any more.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.memory.head(self.way).load(Ordering::Relaxed) == GIVEN_UP
     }
 
     /// Reads packets of about `budget` bytes and gives them to `sink`. Tells how many there were, good and bad ones.

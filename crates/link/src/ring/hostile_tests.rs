@@ -203,6 +203,23 @@ fn a_tail_that_no_consumer_writes_breaks_the_ring() {
     }
 }
 
+/// What an honest end had in the ring is lost, and it is told: it must not go on writing for nobody.
+#[test]
+fn an_end_that_gives_up_tells_the_other() {
+    let (mut a, mut b) = pair();
+    a.send(&inline_train(b"some", 0)).expect("sent");
+    let (memory, way) = a.ring.producer.memory_and_way();
+    memory.record(way, 0).store(u64::MAX, Ordering::Relaxed);
+    assert!(a.ring.is_usable() && b.ring.is_usable());
+    b.recv(1 << 20);
+    assert!(b.ring.is_broken() && !b.ring.is_usable());
+    assert!(!a.ring.is_broken() && !a.ring.is_usable(), "seen before it is read");
+    assert!(a.ring.watch().has_something(), "who sleeps is told as well");
+    assert!(a.recv(1 << 20).is_empty());
+    assert!(a.ring.is_broken() && !a.ring.watch().has_something());
+    assert_eq!((a.stats.ring_broken, b.stats.ring_broken), (1, 1));
+}
+
 /// The other side scribbles while we read and write.
 #[test]
 fn scribbling_during_our_turns_harms_nobody() {

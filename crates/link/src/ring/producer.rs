@@ -8,7 +8,7 @@ use ferroce_transport::Train;
 use ferroce_wire::{Headers, Psn};
 
 use super::shared::{AREA, Memory, Way};
-use super::{Broken, HEADERS_MAX, WORD, WRAP, record_len};
+use super::{Broken, GIVEN_UP, HEADERS_MAX, WORD, WRAP, record_len};
 use crate::payload::{Piece, Source};
 use crate::{LinkStats, SendError};
 
@@ -107,6 +107,11 @@ impl Producer {
         fence(Ordering::SeqCst);
         let sleeping = self.memory.sleeping(self.way);
         sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Nothing is written any more, and the consumer shall know.
+    pub(super) fn give_up(&self) {
+        self.memory.head(self.way).store(GIVEN_UP, Ordering::Release);
     }
 
     #[cfg(test)]
