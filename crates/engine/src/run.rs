@@ -465,7 +465,7 @@ impl LaneState {
             Relayed::Ring(call) => calls.push(call),
         });
         if let Some(rings) = &mut self.rings {
-            calls.into_iter().for_each(|call| rings.hear(call, &mut *relay));
+            calls.into_iter().for_each(|call| rings.hear(call, now, &mut *relay));
         }
         self.machines.relay = Some(relay);
     }

@@ -203,6 +203,19 @@ fn a_tail_that_no_consumer_writes_breaks_the_ring() {
     }
 }
 
+/// An offer is taken or withdrawn, never both: nobody writes into a ring that the other side has forgotten.
+#[test]
+fn an_offer_is_taken_or_withdrawn() {
+    let (ring, memory) = Ring::offer().expect("a ring");
+    let _peer = Ring::accept(&memory).expect("it was just made");
+    assert!(!ring.withdraw());
+    Ring::accept(&memory).expect("who took it may ask for it again");
+    let (ring, memory) = Ring::offer().expect("a ring");
+    assert!(ring.withdraw());
+    assert_eq!(Ring::accept(&memory).map(drop), Err(Refusal::Withdrawn));
+    assert!(ring.withdraw(), "still");
+}
+
 /// What an honest end had in the ring is lost, and it is told: it must not go on writing for nobody.
 #[test]
 fn an_end_that_gives_up_tells_the_other() {

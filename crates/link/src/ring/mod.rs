@@ -67,6 +67,9 @@ pub enum Refusal {
     /// It does not begin as a ring of this version.
     #[error("it is no ring of this version")]
     Version,
+    /// Who offered it did not wait any longer.
+    #[error("it was withdrawn")]
+    Withdrawn,
     /// It cannot be mapped, for the reason that the errno tells.
     #[error("it cannot be mapped: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
@@ -122,6 +125,11 @@ impl Ring {
         }
         stats.ring_tx_drop_broken += u64::from(train.packets);
         Ok(())
+    }
+
+    /// For who offered it: takes the offer back, so that nobody can take it any more. False: the peer has taken it.
+    pub fn withdraw(&self) -> bool {
+        self.producer.withdraw()
     }
 
     /// Bytes that were written and not shown to the peer.

@@ -109,6 +109,10 @@ impl Producer {
         sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::SeqCst) != 0
     }
 
+    pub(super) fn withdraw(&self) -> bool {
+        self.memory.withdraw()
+    }
+
     /// Nothing is written any more, and the consumer shall know.
     pub(super) fn give_up(&self) {
         self.memory.head(self.way).store(GIVEN_UP, Ordering::Release);

@@ -24,7 +24,13 @@ const HEADER: usize = 4096;
 /// its size alone.
 pub(super) const SIZE: usize = HEADER + 2 * AREA;
 /// "ferroce\0", then the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ferroce\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"ferroce\x02");
+/// Nobody took the offer yet.
+const OPEN: u64 = 0;
+/// The peer has taken it.
+const TAKEN: u64 = 1;
+/// Nobody can take it any more.
+const WITHDRAWN: u64 = 2;
 /// The size may not change any more, and no seal can be added that would forbid writing.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -42,6 +48,7 @@ pub(super) enum Way {
 /// | offset | content |
 /// |---|---|
 /// | 0 | magic and version |
+/// | 64 | the offer: 0 open, 1 taken, 2 withdrawn |
 /// | 128, 512 | head of each direction: where the producer will write next |
 /// | 136, 520 | base of each direction: the position that is at the start of its data |
 /// | 256, 640 | tail of each direction: where the consumer will read next |
@@ -91,7 +98,18 @@ impl Memory {
         if memory.word(0).load(Ordering::Acquire) != MAGIC {
             return Err(Refusal::Version);
         }
-        Ok(memory)
+        if memory.settle(TAKEN) { Ok(memory) } else { Err(Refusal::Withdrawn) }
+    }
+
+    /// For who offered it: takes the offer back. False: the peer was first.
+    pub(super) fn withdraw(&self) -> bool {
+        self.settle(WITHDRAWN)
+    }
+
+    /// Settles what becomes of the offer, unless the other side settled it otherwise.
+    fn settle(&self, fate: u64) -> bool {
+        let settled = self.word(64).compare_exchange(OPEN, fate, Ordering::AcqRel, Ordering::Acquire);
+        settled.is_ok() || settled == Err(fate)
     }
 
     fn map(fd: &OwnedFd) -> io::Result<Memory> {
