@@ -77,13 +77,25 @@ pub(crate) struct Entry {
     own: Option<Pair>,
     /// Is in `active`.
     active: bool,
-    /// The windows that it waits for, by [`Window`].
-    waiting: [Option<WindowId>; 2],
+    /// What it waits for, by [`Window`].
+    waiting: [Waiting; 2],
     timer_queued: Option<Nanos>,
     /// The ring that its packets go through. Chosen when it is connected, and kept: packets shall not overtake each other.
     pub(crate) ring: Option<RingId>,
     /// It left INIT since its last RESET.
     connected: bool,
+}
+
+/// How a queue pair stands to the room in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Waiting {
+    /// It does not wait for any.
+    #[default]
+    No,
+    /// It is in that window's line.
+    InLine(WindowId),
+    /// It was called, and was not polled since. Whoever is next in the line relies on it.
+    Called(WindowId),
 }
 
 /// Everything of a lane but its link: apart, so that packets can be delivered while the link is borrowed.
@@ -272,7 +284,7 @@ impl LaneState {
             counters: Counters::default(),
             own: None,
             active: false,
-            waiting: [None; 2],
+            waiting: [Waiting::No; 2],
             timer_queued: None,
             ring: None,
             connected: false,
@@ -368,6 +380,7 @@ impl LaneState {
 
     /// One turn. Tells whether the link had packets.
     pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) -> bool {
+        self.machines.windows.tidy();
         let owing: SmallVec<[u16; LAZY_MAX]> = self.machines.lazy.drain(..).collect();
         if turn.relay {
             self.receive_relayed(shared, now);
@@ -597,18 +610,31 @@ impl Machines {
             self.timers.arm(slot, deadline, &mut entry.timer_queued);
         }
         for id in returned {
-            self.wake_waiting(id);
+            self.call_next(id);
         }
         Some(result)
     }
 
-    fn wake_waiting(&mut self, id: WindowId) {
-        for slot in self.windows.take_waiting(id) {
-            if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
-                entry.waiting = entry.waiting.map(|waits| waits.filter(|&waits| waits != id));
-                self.activate(slot);
+    /// Polls the queue pair that waits longest for room in a window, if there is any. One at a time: many may wait for little.
+    fn call_next(&mut self, id: WindowId) {
+        let Some(slot) = self.windows.call_next(id) else { return };
+        let entry = self.table[usize::from(slot)].as_deref_mut().expect("who goes steps out of the line");
+        let waiting = entry.waiting.iter_mut().find(|waiting| **waiting == Waiting::InLine(id));
+        *waiting.expect("it knows that it waits") = Waiting::Called(id);
+        self.activate(slot);
+    }
+
+    /// The windows that a queue pair was called by, now that it is polled.
+    fn take_calls(&mut self, slot: u16) -> SmallVec<[WindowId; 2]> {
+        let mut calls = SmallVec::new();
+        let entry = self.table[usize::from(slot)].as_deref_mut();
+        for waiting in entry.map(|entry| &mut entry.waiting).into_iter().flatten() {
+            if let Waiting::Called(id) = *waiting {
+                *waiting = Waiting::No;
+                calls.push(id);
             }
         }
+        calls
     }
 
     fn activate(&mut self, slot: u16) {
@@ -765,31 +791,55 @@ impl Machines {
                 self.frames.push(slot);
                 continue;
             }
+            let calls = self.take_calls(slot);
             let polled = self.with(shared, slot, |machine, host| {
                 let train = machine.poll_transmit(now, host);
                 (train, host.asked)
             });
-            match polled {
+            let train = match polled {
                 Some((Some(train), _)) => {
                     self.activate(slot);
-                    return Some((slot, train));
+                    Some((slot, train))
                 }
-                Some((None, asked)) => self.wait_for_windows(slot, asked),
-                None => {}
+                Some((None, asked)) => {
+                    self.line_up(slot, asked);
+                    None
+                }
+                None => None,
+            };
+            for id in calls {
+                self.pass_on(slot, id);
+            }
+            if train.is_some() {
+                return train;
             }
         }
         None
     }
 
-    fn wait_for_windows(&mut self, slot: u16, asked: [Option<WindowId>; 2]) {
+    /// The queue pair asked these windows for room, and has nothing to send now.
+    fn line_up(&mut self, slot: u16, asked: [Option<WindowId>; 2]) {
         let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { return };
         for window in [Window::Requests, Window::Responses] {
-            if let Some(id) = asked[window as usize]
-                && entry.waiting[window as usize] != Some(id)
+            let (Some(id), waiting) = (asked[window as usize], &mut entry.waiting[window as usize]) else { continue };
+            if let Waiting::InLine(other) = *waiting
+                && other != id
             {
-                entry.waiting[window as usize] = Some(id);
-                self.windows.wait(id, slot);
+                self.windows.step_out(other, slot);
+                *waiting = Waiting::No;
             }
+            if *waiting == Waiting::No && self.windows.line_up(id, slot) {
+                *waiting = Waiting::InLine(id);
+            }
+        }
+    }
+
+    /// A queue pair that a window called was polled. If it is in the line again, there is too little room for it, and what comes back
+    /// calls the next one; else the others' turn goes on.
+    fn pass_on(&mut self, slot: u16, id: WindowId) {
+        let entry = self.table[usize::from(slot)].as_deref();
+        if entry.is_none_or(|entry| !entry.waiting.contains(&Waiting::InLine(id))) {
+            self.call_next(id);
         }
     }
 
@@ -812,10 +862,18 @@ impl Machines {
             for cq in [&qp.init.send_cq, &qp.init.recv_cq].into_iter().flatten() {
                 cq.purge(qp.qpn);
             }
-            // It may still stand in the line of a window that it will not use again.
-            (entry.own, entry.waiting) = (None, [None; 2]);
             (entry.ring, entry.connected) = (None, false);
+            let (own, waiting) = (entry.own.take(), std::mem::take(&mut entry.waiting));
+            own.into_iter().for_each(|pair| self.windows.leave(pair));
+            for waiting in waiting {
+                match waiting {
+                    Waiting::No => {}
+                    Waiting::InLine(id) => self.windows.step_out(id, qp.slot),
+                    Waiting::Called(id) => self.call_next(id),
+                }
+            }
         }
+        let entry = self.table[usize::from(qp.slot)].as_deref_mut().expect("a live handle has its entry");
         if is_connected(state) && !entry.connected {
             entry.connected = true;
             let attr = entry.machine.attr();
