@@ -66,7 +66,7 @@ enum Stage {
 
 impl Peer {
     fn show(&mut self, stats: &mut LinkStats) {
-        if self.ring.show()
+        if self.ring.show(stats)
             && let Stage::Ready(waker) = &self.stage
         {
             stats.ring_wakeups += 1;

@@ -8,8 +8,9 @@
 //!
 //! # Trust
 //! The peer is a process of the same user, and may be broken or hostile. Whatever it writes into the memory, this side reads and writes
-//! only inside of it, does bounded work, and looks at a packet only after it has copied it. A position or length that no honest peer
-//! writes breaks the ring for good: it carries nothing any more, and the queue pairs that use it end by their timeouts. Who finds that
+//! only inside of it, does bounded work, and looks at a packet only after it has copied it. It may take pages away, too, and the system may
+//! have none in their place (as for those touched for the first time). A position or length that no honest peer writes, and memory that
+//! cannot be had, breaks the ring for good: it carries nothing any more, and the queue pairs that use it end by their timeouts. Who finds that
 //! tells the peer, by such a position of its own: both ends know that new queue pairs have to go another way. What an
 //! intact ring brings is treated as what the network brings.
 //!
@@ -139,8 +140,14 @@ impl Ring {
 
     /// Lets the peer see all that was written. Does it sleep? Then whoever asks wakes it: the answer is given once.
     #[must_use]
-    pub fn show(&mut self) -> bool {
-        !self.broken && self.producer.show()
+    pub fn show(&mut self, stats: &mut LinkStats) -> bool {
+        if self.broken {
+            return false;
+        }
+        self.producer.show().unwrap_or_else(|Broken| {
+            self.break_off(stats);
+            false
+        })
     }
 
     /// Reads packets of about `budget` bytes and gives them to `sink`: headers, payload without pad. Tells how many records there

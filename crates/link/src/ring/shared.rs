@@ -1,23 +1,26 @@
 //! The memory of a ring, mapped by two processes, and the system call that wakes the other one.
 //!
-//! The other process may write to all of it at any time, whatever it agreed to: so no reference to its bytes is ever made. They
-//! are copied in and out by the routines of [`mem`], which are made for memory that changes meanwhile, and its words are atomics.
+//! The other process may write to all of it at any time, whatever it agreed to, and take its pages away, which then may not be had anew:
+//! so no reference to its bytes is ever made. They are copied in and out by the routines of [`mem`], which are made for memory that
+//! changes or vanishes meanwhile, words as well.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferroce_core::mem;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
-use super::Refusal;
+use super::{Broken, Refusal};
 
 /// Bytes of data in each direction.
 pub(super) const AREA: usize = 512 << 10;
+/// Bytes of the smallest page.
+const PAGE: usize = 4096;
 /// Bytes before the data.
 const HEADER: usize = 4096;
 /// Bytes of the whole. No multiple of a huge page: memory of such pages, which may be missing when they are touched, is refused by
@@ -61,7 +64,7 @@ pub(super) struct Memory {
     base: NonNull<u8>,
 }
 
-// SAFETY: the mapping belongs to no thread; what is in it is reached by atomics and by copies that expect it to change.
+// SAFETY: the mapping belongs to no thread; what is in it is reached by accesses alone that expect it to change.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -76,7 +79,7 @@ impl Memory {
         ftruncate(&fd, SIZE as u64)?;
         fcntl_add_seals(&fd, SEALS)?;
         let memory = Memory::map(&fd)?;
-        memory.word(0).store(MAGIC, Ordering::Release);
+        memory.word(0).store(MAGIC).map_err(|Broken| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok((memory, fd))
     }
 
@@ -95,21 +98,31 @@ impl Memory {
             return Err(Refusal::Size);
         }
         let memory = Memory::map(fd).map_err(|error| Refusal::System(error.raw_os_error().unwrap_or(libc::EIO)))?;
-        if memory.word(0).load(Ordering::Acquire) != MAGIC {
+        let gone = |Broken| Refusal::System(libc::ENOMEM);
+        if memory.word(0).load().map_err(gone)? != MAGIC {
             return Err(Refusal::Version);
         }
-        if memory.settle(TAKEN) { Ok(memory) } else { Err(Refusal::Withdrawn) }
+        if memory.settle(TAKEN).map_err(gone)? { Ok(memory) } else { Err(Refusal::Withdrawn) }
     }
 
     /// For who offered it: takes the offer back. False: the peer was first.
     pub(super) fn withdraw(&self) -> bool {
-        self.settle(WITHDRAWN)
+        // Memory that is gone is of no use to the peer either.
+        self.settle(WITHDRAWN).unwrap_or(true)
     }
 
-    /// Settles what becomes of the offer, unless the other side settled it otherwise.
-    fn settle(&self, fate: u64) -> bool {
-        let settled = self.word(64).compare_exchange(OPEN, fate, Ordering::AcqRel, Ordering::Acquire);
-        settled.is_ok() || settled == Err(fate)
+    /// Settles what becomes of the offer; false: the other side settled it otherwise.
+    fn settle(&self, fate: u64) -> Result<bool, Broken> {
+        let before = self.word(64).compare_swap(OPEN, fate)?;
+        Ok(before == OPEN || before == fate)
+    }
+
+    /// For tests: a ring whose memory can be taken away, so that it is missing as it is when the system has none.
+    #[cfg(test)]
+    pub(super) fn create_unsealed() -> (Memory, OwnedFd) {
+        let fd = memfd_create("ferroce-ring-test", MemfdFlags::CLOEXEC).expect("a memory file");
+        ftruncate(&fd, SIZE as u64).expect("it grows");
+        (Memory::map(&fd).expect("it is mapped"), fd)
     }
 
     fn map(fd: &OwnedFd) -> io::Result<Memory> {
@@ -123,41 +136,37 @@ impl Memory {
     }
 
     /// Where the producer will write next.
-    pub(super) fn head(&self, way: Way) -> &AtomicU64 {
+    pub(super) fn head(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 128 } else { 512 })
     }
 
     /// The position that is at the start of the area.
-    pub(super) fn base(&self, way: Way) -> &AtomicU64 {
+    pub(super) fn base(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 136 } else { 520 })
     }
 
     /// Where the consumer will read next.
-    pub(super) fn tail(&self, way: Way) -> &AtomicU64 {
+    pub(super) fn tail(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 256 } else { 640 })
     }
 
     /// The consumer sleeps.
-    pub(super) fn sleeping(&self, way: Way) -> &AtomicU32 {
-        let at = if way == Way::There { 384 } else { 768 };
-        // SAFETY: aligned, inside the mapping, which lives as long as `self`, and never reached other than by atomics.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+    pub(super) fn sleeping(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 384 } else { 768 })
     }
 
     /// The word before a record's bytes.
     ///
     /// # Panics
     /// If `offset` is no multiple of 8 inside the area.
-    pub(super) fn record(&self, way: Way, offset: usize) -> &AtomicU64 {
+    pub(super) fn record(&self, way: Way, offset: usize) -> Word<'_> {
         assert!(offset.is_multiple_of(8) && offset < AREA, "no record begins at {offset}");
         self.word(area(way) + offset)
     }
 
-    fn word(&self, at: usize) -> &AtomicU64 {
+    fn word(&self, at: usize) -> Word<'_> {
         assert!(at.is_multiple_of(8) && at + 8 <= SIZE, "no word is at {at}");
-        // SAFETY: aligned and inside the mapping, as just seen; the mapping lives as long as `self`. Other accesses to these bytes are
-        // atomic, or copies that are made for memory that changes meanwhile.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+        Word { addr: (self.base.as_ptr() as usize + at) as u64, memory: PhantomData }
     }
 
     /// Copies bytes of ours into the area.
@@ -167,21 +176,38 @@ impl Memory {
     ///
     /// # Panics
     /// If they would not lie inside the area.
-    pub(super) fn put(&self, way: Way, offset: usize, bytes: &[u8]) -> Result<(), mem::Fault> {
-        mem::store(self.addr(way, offset, bytes.len()), bytes, false)
+    pub(super) fn put(&self, way: Way, offset: usize, bytes: &[u8]) -> Result<(), Broken> {
+        mem::store(self.addr(way, offset, bytes.len()), bytes, false).map_err(|mem::Fault| Broken)
     }
 
     /// Copies memory of the program into the area.
     ///
     /// # Errors
-    /// The program's memory is gone.
+    /// The program's memory is gone; or that of the area cannot be had.
     ///
     /// # Panics
     /// If the bytes would not lie inside the area.
-    pub(super) fn put_memory(&self, way: Way, offset: usize, addr: u64, len: usize) -> Result<(), mem::Fault> {
+    pub(super) fn put_memory(
+        &self,
+        way: Way,
+        offset: usize,
+        addr: u64,
+        len: usize,
+    ) -> Result<Result<(), mem::Fault>, Broken> {
         let to = self.addr(way, offset, len);
         // SAFETY: `len` bytes from there lie inside the mapping (checked by `addr`), to which nobody has a reference.
-        unsafe { mem::load_raw(addr, to as *mut u8, len) }
+        match unsafe { mem::load_shared(addr, to as *mut u8, len) } {
+            Ok(()) => Ok(Ok(())),
+            // Whose fault was it?
+            Err(mem::Fault) => self.touch(way, offset, len).map(|()| Err(mem::Fault)),
+        }
+    }
+
+    /// Writes to each page of a piece of the area.
+    fn touch(&self, way: Way, offset: usize, len: usize) -> Result<(), Broken> {
+        let ends = [offset, offset + len.saturating_sub(1)];
+        let pages = (offset.next_multiple_of(PAGE)..offset + len).step_by(PAGE);
+        ends.into_iter().chain(pages).try_for_each(|at| self.put(way, at, &[0]))
     }
 
     /// Copies bytes out of the area.
@@ -191,13 +217,37 @@ impl Memory {
     ///
     /// # Panics
     /// If they do not lie inside the area.
-    pub(super) fn take(&self, way: Way, offset: usize, into: &mut [u8]) -> Result<(), mem::Fault> {
-        mem::load(self.addr(way, offset, into.len()), into)
+    pub(super) fn take(&self, way: Way, offset: usize, into: &mut [u8]) -> Result<(), Broken> {
+        mem::load(self.addr(way, offset, into.len()), into).map_err(|mem::Fault| Broken)
     }
 
     fn addr(&self, way: Way, offset: usize, len: usize) -> u64 {
         assert!(offset <= AREA && len <= AREA - offset, "{len} bytes at {offset} are not inside the area");
         (self.base.as_ptr() as usize + area(way) + offset) as u64
+    }
+}
+
+/// A word of a ring's memory. Every access may find that the memory cannot be had: then the ring is broken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word<'a> {
+    addr: u64,
+    memory: PhantomData<&'a Memory>,
+}
+
+impl Word<'_> {
+    /// With acquire order.
+    pub(super) fn load(self) -> Result<u64, Broken> {
+        mem::load_word(self.addr).map_err(|mem::Fault| Broken)
+    }
+
+    /// With release order.
+    pub(super) fn store(self, value: u64) -> Result<(), Broken> {
+        mem::store_word(self.addr, value).map_err(|mem::Fault| Broken)
+    }
+
+    /// Replaces `compare` by `swap`, in sequence with everything; gives what was there.
+    pub(super) fn compare_swap(self, compare: u64, swap: u64) -> Result<u64, Broken> {
+        mem::compare_swap(self.addr, compare, swap).map_err(|mem::Fault| Broken)
     }
 }
 
