@@ -170,7 +170,7 @@ impl Lane {
         let _ = self.locked(|state| {
             // An ACK that waited for the program's answer goes out now: the peer must not wait in vain.
             state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
-            state.remove(&self.shared, clock::now(), qp);
+            state.remove(&self.shared, qp);
         });
     }
 
@@ -178,7 +178,7 @@ impl Lane {
         self.locked(|state| {
             // Requests posted and ACKs owed before this call belong to the old state.
             state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
-            state.modify(&self.shared, clock::now(), qp, attr, mask)
+            state.modify(&self.shared, qp, attr, mask)
         })?
     }
 

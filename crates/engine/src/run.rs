@@ -293,10 +293,10 @@ impl LaneState {
         self.machines.table[slot] = Some(Box::new(entry));
     }
 
-    pub(crate) fn remove(&mut self, shared: &LaneShared, now: Nanos, qp: &QueuePair) {
+    pub(crate) fn remove(&mut self, shared: &LaneShared, qp: &QueuePair) {
         // Through RESET, so that windows get back what was in flight.
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
-        let moved = self.modify(shared, now, qp, &reset, QpAttrMask::STATE);
+        let moved = self.modify(shared, qp, &reset, QpAttrMask::STATE);
         assert!(moved.is_ok(), "every state may go to RESET");
         if let Some(entry) = self.machines.table[usize::from(qp.slot)].take() {
             add_to(&mut self.machines.gone, qp.init.device, &entry.counters);
@@ -351,7 +351,6 @@ impl LaneState {
     pub(crate) fn modify(
         &mut self,
         shared: &LaneShared,
-        now: Nanos,
         qp: &QueuePair,
         attr: &QpAttr,
         mask: QpAttrMask,
@@ -359,7 +358,7 @@ impl LaneState {
         self.entry(qp)?;
         let result = self
             .machines
-            .with(shared, qp.slot, |machine, host| machine.modify(now, attr, mask, host))
+            .with(shared, qp.slot, |machine, host| machine.modify(attr, mask, host))
             .expect("the entry is there");
         result.map_err(|error| CoreError::new(libc::EINVAL, error.to_string()))?;
         self.machines.after_modify(qp, self.rings.as_ref());
@@ -392,7 +391,7 @@ impl LaneState {
             self.machines.run_timers(shared, now);
         }
         for slot in bells {
-            self.machines.answer_bell(shared, now, *slot);
+            self.machines.answer_bell(shared, *slot);
         }
         self.machines.run_moderation(now);
         for slot in owing {
@@ -404,7 +403,7 @@ impl LaneState {
             }
             self.transmit(shared, now);
             self.transmit_frames(shared, now);
-            self.flush(shared, now);
+            self.flush(shared);
         }
         received > 0
     }
@@ -539,22 +538,22 @@ impl LaneState {
         {
             let lane = (train.head.bth.dest_qp >> LANE_SHIFT) as u16;
             if let Err(error) = rings.send(ring, lane, &train) {
-                self.machines.send_failed(shared, now, slot, &train, &error);
+                self.machines.send_failed(shared, slot, &train, &error);
             }
             return;
         }
         match self.link.send(self.sent.len() as u64, qpn, &path, &train) {
             Ok(()) => self.sent.push((slot, train)),
-            Err(error) => self.machines.send_failed(shared, now, slot, &train, &error),
+            Err(error) => self.machines.send_failed(shared, slot, &train, &error),
         }
     }
 
-    fn flush(&mut self, shared: &LaneShared, now: Nanos) {
+    fn flush(&mut self, shared: &LaneShared) {
         let machines = &mut self.machines;
         let sent = &self.sent;
         self.link.flush(&mut |cookie, error| {
             let (slot, train) = &sent[cookie as usize];
-            machines.send_failed(shared, now, *slot, train, &error);
+            machines.send_failed(shared, *slot, train, &error);
         });
         self.sent.clear();
         if let Some(rings) = &mut self.rings {
@@ -566,7 +565,7 @@ impl LaneState {
     fn deliver_local(&mut self, shared: &LaneShared, now: Nanos, slot: u16, path: &PathAddr, train: &Train) {
         let len = train.len as usize;
         if packets::load(train, &mut self.scratch[..len]).is_err() {
-            self.machines.send_failed(shared, now, slot, train, &SendError::Fault);
+            self.machines.send_failed(shared, slot, train, &SendError::Fault);
             return;
         }
         for index in 0..train.packets {
@@ -768,12 +767,12 @@ impl Machines {
         }
     }
 
-    fn answer_bell(&mut self, shared: &LaneShared, now: Nanos, slot: u16) {
+    fn answer_bell(&mut self, shared: &LaneShared, slot: u16) {
         self.with(shared, slot, |machine, host| {
             // First lower the bell, then look: a request posted after the look rings again.
             host.qp.bell.store(false, Ordering::SeqCst);
             while let Some(wr) = host.qp.take_posted() {
-                machine.post_send(now, wr, host);
+                machine.post_send(wr, host);
             }
             if machine.state() == QpState::Err {
                 machine.flush_recv(host);
@@ -843,11 +842,11 @@ impl Machines {
         }
     }
 
-    fn send_failed(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: &Train, error: &SendError) {
+    fn send_failed(&mut self, shared: &LaneShared, slot: u16, train: &Train, error: &SendError) {
         // Anything else is as if the network had lost it: the retry timer decides. The link counted it.
         if matches!(error, SendError::Fault) {
             self.with(shared, slot, |machine, host| {
-                machine.handle_transmit_fault(now, train, MemoryError::Fault, host);
+                machine.handle_transmit_fault(train, MemoryError::Fault, host);
             });
             self.activate(slot);
         }

@@ -159,7 +159,7 @@ impl Bench {
 
     fn modify(&mut self, slot: u16, attr: &QpAttr, mask: QpAttrMask) {
         let qp = Arc::clone(&self.state.entries(slot).next().expect("it is there").qp);
-        self.state.modify(&self.shared, MS, &qp, attr, mask).expect("a change that may be");
+        self.state.modify(&self.shared, &qp, attr, mask).expect("a change that may be");
     }
 
     fn turn(&mut self, now: Nanos, turn: Turn) {
@@ -259,7 +259,7 @@ fn an_ack_does_not_wake_all_who_wait_for_the_window() {
     let called = Arc::clone(&called.expect("somebody's turn").qp);
     let last = Arc::clone(&qps[usize::from(COUNT) - 1]);
     for gone in [&called, &last] {
-        bench.state.remove(&bench.shared, MS, gone);
+        bench.state.remove(&bench.shared, gone);
     }
     let mut answered = 1;
     while answered < usize::from(COUNT) - 2 {
