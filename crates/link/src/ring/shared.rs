@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use ferroce_core::mem;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
+use super::wake::Token;
 use super::{Broken, Refusal};
 
 /// Bytes of data in each direction.
@@ -262,18 +263,17 @@ fn area(way: Way) -> usize {
     HEADER + if way == Way::There { 0 } else { AREA }
 }
 
-/// Sends one byte to a connected Unix datagram socket. Never waits, whatever the socket's flags are. Past the C library, as the
+/// Sends a token over a connected Unix datagram socket. Never waits, whatever the socket's flags are. Past the C library, as the
 /// system calls of the UDP link: its function is a cancellation point.
-pub(super) fn send_byte(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let byte = 1u8;
+pub(super) fn send_token(fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the kernel reads one byte of a local.
+    // SAFETY: the kernel reads the bytes of a local.
     let sent = unsafe {
         libc::syscall(
             libc::SYS_sendto,
             fd.as_raw_fd(),
-            &raw const byte,
-            1usize,
+            token.as_ptr(),
+            token.len(),
             flags,
             std::ptr::null::<c_void>(),
             0usize,
@@ -282,8 +282,38 @@ pub(super) fn send_byte(fd: BorrowedFd<'_>) -> io::Result<()> {
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Has the kernel drop what comes to a datagram socket and does not begin with the token.
+pub(super) fn take_only(fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
+    const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    // Words of a filter are big-endian; a load past the end drops.
+    let word = |at: usize| u32::from_be_bytes([token[at], token[at + 1], token[at + 2], token[at + 3]]);
+    let mut program = [
+        instruction(LOAD_WORD, 0, 0),
+        instruction(JUMP_IF_EQUAL, 3, word(0)),
+        instruction(LOAD_WORD, 0, 4),
+        instruction(JUMP_IF_EQUAL, 1, word(4)),
+        instruction(RETURN, 0, u32::MAX),
+        instruction(RETURN, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel reads the structure and the instructions that it points to; both are locals.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Takes one datagram from a socket and forgets it. Never waits. False: there was none.
-pub(super) fn take_byte(fd: BorrowedFd<'_>) -> bool {
+pub(super) fn take_datagram(fd: BorrowedFd<'_>) -> bool {
     let mut byte = 0u8;
     // SAFETY: the kernel writes at most one byte to a local.
     let received = unsafe {
