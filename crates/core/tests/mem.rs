@@ -77,6 +77,14 @@ proptest! {
         prop_assert_eq!(mem::load(addr, &mut buffer), expected);
         prop_assert_eq!(mem::crc(addr, len, 0).map(drop), expected);
         prop_assert_eq!(mem::load_crc(addr, &mut buffer, 0).map(drop), expected);
+        // SAFETY: as long as the buffer.
+        prop_assert_eq!(unsafe { mem::load_shared(addr, buffer.as_mut_ptr(), len) }, expected);
+        let ours = vec![0x66; len];
+        // SAFETY: nobody else has the mapping.
+        prop_assert_eq!(unsafe { mem::load_shared(ours.as_ptr() as u64, addr as *mut u8, len) }, expected);
+        if !touches {
+            prop_assert_eq!(map.read(offset, len), ours);
+        }
         prop_assert!(mem::is_mapped(addr, len as u64));
     }
 }
@@ -90,6 +98,15 @@ fn atomics_are_those_of_the_cpu() {
     assert_eq!(mem::compare_swap(addr, 5, 9), Ok(4), "not equal: no change");
     assert_eq!(mem::compare_swap(addr, 4, 9), Ok(4));
     assert_eq!(map.read(0, 24), [0u64, 9, 0].map(u64::to_ne_bytes).concat());
+}
+
+#[test]
+fn words_are_read_and_written_whole() {
+    let map = Map::anonymous(1);
+    let value = 0x0102_0304_0506_0708;
+    assert_eq!(mem::store_word(map.addr() + 8, value), Ok(()));
+    assert_eq!(map.read(0, 24), [0, value, 0].map(u64::to_ne_bytes).concat());
+    assert_eq!(mem::load_word(map.addr() + 8), Ok(value));
 }
 
 #[test]
@@ -128,7 +145,11 @@ fn each_kind_of_missing_memory_is_a_fault() {
         assert_eq!(mem::store(addr, &[1; 16], true), Err(Fault), "store, {kind}");
         assert_eq!(mem::compare_swap(addr, 0, 1), Err(Fault), "compare_swap, {kind}");
         assert_eq!(mem::fetch_add(addr, 1), Err(Fault), "fetch_add, {kind}");
+        assert_eq!(mem::store_word(addr, 1), Err(Fault), "store_word, {kind}");
+        assert_eq!(mem::load_word(addr).map(drop), expected, "load_word, {kind}");
         assert_eq!(mem::load(addr, &mut buffer), expected, "load, {kind}");
+        // SAFETY: as long as the buffer.
+        assert_eq!(unsafe { mem::load_shared(addr, buffer.as_mut_ptr(), 16) }, expected, "load_shared, {kind}");
         assert_eq!(mem::crc(addr, 16, 0).map(drop), expected, "crc, {kind}");
         assert_eq!(mem::load_crc(addr, &mut buffer, 0).map(drop), expected, "load_crc, {kind}");
     };

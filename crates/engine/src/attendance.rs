@@ -36,9 +36,9 @@ impl<'e> Attendance<'e> {
         Attendance { lane: None, event, since: 0, came: false, nap: None }
     }
 
-    /// Takes the seat if it is free. One attendant is enough. `is_there` tells without a system call whether the event came.
+    /// Takes the seat if it is free, and the lane has not ended. One attendant is enough. `is_there` tells without a system call whether the event came.
     pub(crate) fn new(lane: &Arc<Lane>, event: BorrowedFd<'e>, is_there: &dyn Fn() -> bool) -> Attendance<'e> {
-        if !lane.sit_down() {
+        if lane.is_closed() || !lane.sit_down() {
             return Attendance::idle(event);
         }
         let since = clock::now();

@@ -36,6 +36,8 @@ pub const SLOTS_PER_LANE: u32 = 1 << LANE_SHIFT;
 const POLLS_PER_RELAY: u64 = 64;
 /// So long a program that polls in vain stays awake on a crowded core.
 const POLL_AWAKE_NS: u64 = 20_000;
+/// What is told to who wants something of a lane that has ended.
+pub(crate) const FAILED: &str = "the card has failed: open the device anew";
 /// "No deadline" in `deadline`.
 const NEVER: u64 = u64::MAX;
 
@@ -135,15 +137,15 @@ impl Lane {
 
     /// What all its queue pairs counted, those that are gone included, and its strays.
     pub fn counters(&self) -> CounterSnapshot {
-        self.locked(|state| state.counters())
+        self.look(|state| state.counters())
     }
 
     /// What its link counted.
     pub fn link_stats(&self) -> ferroce_link::LinkStats {
-        self.locked(|state| state.link_stats())
+        self.look(|state| state.link_stats())
     }
 
-    /// Ends the progress thread. Queue pairs still open make no more progress.
+    /// Ends the progress thread, and all that packets and programs could do to the lane. Queue pairs still open make no more progress.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.progress_sleeper.wake();
@@ -152,7 +154,7 @@ impl Lane {
     /// Makes a queue pair in RESET.
     ///
     /// # Errors
-    /// ENOMEM: all numbers of the lane are taken. EPERM: frames (RAW_PACKET) are not for this process.
+    /// ENOMEM: all numbers of the lane are taken. EPERM: frames (RAW_PACKET) are not for this process. EIO: the card has failed.
     pub fn create_qp(self: &Arc<Self>, init: QueuePairInit) -> Result<Arc<QueuePair>, CoreError> {
         self.locked(|state| {
             let slot = state.take_slot(&init)?;
@@ -160,14 +162,15 @@ impl Lane {
             let qp = Arc::new(QueuePair::new(slot, qpn, init, Arc::clone(self)));
             state.insert(Arc::clone(&qp));
             Ok(qp)
-        })
+        })?
     }
 
     pub(crate) fn destroy(&self, qp: &QueuePair) {
-        self.locked(|state| {
+        // In a lane that has ended nothing touches it any more.
+        let _ = self.locked(|state| {
             // An ACK that waited for the program's answer goes out now: the peer must not wait in vain.
             state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
-            state.remove(&self.shared, clock::now(), qp);
+            state.remove(&self.shared, qp);
         });
     }
 
@@ -175,20 +178,20 @@ impl Lane {
         self.locked(|state| {
             // Requests posted and ACKs owed before this call belong to the old state.
             state.run(&self.shared, clock::now(), Turn::POST, &self.state.take_bells());
-            state.modify(&self.shared, clock::now(), qp, attr, mask)
-        })
+            state.modify(&self.shared, qp, attr, mask)
+        })?
     }
 
     pub(crate) fn attach(&self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
-        self.locked(|state| state.attach(qp, group))
+        self.locked(|state| state.attach(qp, group))?
     }
 
     pub(crate) fn detach(&self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
-        self.locked(|state| state.detach(qp, group))
+        self.locked(|state| state.detach(qp, group))?
     }
 
     pub(crate) fn add_flow(&self, qp: &QueuePair, rule: FlowRule) -> Result<FlowId, CoreError> {
-        let added = self.locked(|state| state.add_flow(qp, rule));
+        let added = self.locked(|state| state.add_flow(qp, rule))?;
         // It may be the first: who sleeps does not know its socket yet.
         self.progress_sleeper.wake();
         self.attendant.wake();
@@ -196,17 +199,17 @@ impl Lane {
     }
 
     pub(crate) fn remove_flow(&self, qp: &QueuePair, id: FlowId) -> Result<(), CoreError> {
-        self.locked(|state| state.remove_flow(qp, id))
+        self.locked(|state| state.remove_flow(qp, id))?
     }
 
     /// Sees to it that there is a ring to a lane, and waits a moment for the peer to take it. False: packets go over the link.
     pub(crate) fn make_ring(&self, lane: u16, lease: u64) -> bool {
         loop {
             match self.locked(|state| state.ask_for_ring(lane, lease)) {
-                Asked::Ready => return true,
-                Asked::No => return false,
+                Ok(Asked::Ready) => return true,
+                Ok(Asked::No) | Err(_) => return false,
                 // The answer comes by the relay.
-                Asked::Offered => {
+                Ok(Asked::Offered) => {
                     progress::doze(self);
                     self.run_if_free(Turn::PROGRESS);
                 }
@@ -215,19 +218,35 @@ impl Lane {
     }
 
     pub(crate) fn query(&self, qp: &QueuePair) -> Result<QpAttr, CoreError> {
-        self.locked(|state| state.query(qp))
+        self.look(|state| state.query(qp))
     }
 
     /// Waits until no thread is inside the lane: what was resolved before is no longer in use.
     pub fn quiesce(&self) {
-        self.locked(|_| ());
+        self.look(|_| ());
     }
 
     /// Waits for the lock, runs `change`, and answers the doorbells of those who did not wait for it meanwhile.
-    pub(crate) fn locked<R>(&self, change: impl FnOnce(&mut LaneState) -> R) -> R {
-        let mut state = self.state.lock();
-        let result = change(&mut state);
-        self.leave(state);
+    ///
+    /// # Errors
+    /// EIO: the lane has ended.
+    fn locked<R>(&self, change: impl FnOnce(&mut LaneState) -> R) -> Result<R, CoreError> {
+        let state = self.state.lock();
+        if self.is_closed() {
+            return Err(CoreError::new(libc::EIO, FAILED));
+        }
+        let mut held = Held::new(self, state);
+        let result = change(&mut held.state);
+        held.leave();
+        self.run_if_free(Turn::POST);
+        Ok(result)
+    }
+
+    /// The same for who changes nothing: that can be done in a lane that has ended, too.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&LaneState) -> R) -> R {
+        let state = self.state.lock();
+        let result = look(&state);
+        drop(state);
         self.run_if_free(Turn::POST);
         result
     }
@@ -333,11 +352,19 @@ impl Lane {
         self.attended.load(Ordering::SeqCst)
     }
 
-    /// After a broken invariant: the card is dead, and every context that has a queue pair here is told so.
+    /// After a broken invariant: the card is dead.
     pub(crate) fn fail(&self) {
+        self.fail_holding(&self.state.lock());
+    }
+
+    /// Ends the lane, and tells every context that has a queue pair here.
+    fn fail_holding(&self, state: &LaneState) {
+        if self.is_closed() {
+            return;
+        }
         log::error!("lane {} ended by a broken invariant: this is a fault of Ferroce", self.shared.number);
         self.close();
-        for events in self.state.lock().event_queues() {
+        for events in state.event_queues() {
             events.push(AsyncEvent::DeviceFatal);
         }
     }
@@ -381,21 +408,17 @@ impl Lane {
     fn run_if_free(&self, turn: Turn) -> bool {
         let mut turn = turn;
         let mut came = false;
-        self.state.run_if_free(|mut state| {
-            came |= state.run(&self.shared, clock::now(), turn, &self.state.take_bells());
-            self.leave(state);
+        self.state.run_if_free(|state| {
+            let bells = self.state.take_bells();
+            if self.is_closed() {
+                return;
+            }
+            let mut held = Held::new(self, state);
+            came |= held.state.run(&self.shared, clock::now(), turn, &bells);
+            held.leave();
             turn = Turn::POST;
         });
         came
-    }
-
-    /// Lets go of the lane and wakes who looks after it if they would oversleep.
-    fn leave(&self, state: MutexGuard<'_, LaneState>) {
-        let deadline = state.next_deadline().unwrap_or(NEVER);
-        self.deadline.store(deadline, Ordering::SeqCst);
-        drop(state);
-        self.progress_sleeper.mind(deadline);
-        self.attendant.mind(deadline);
     }
 
     pub(crate) fn polls(&self) -> u64 {
@@ -417,6 +440,37 @@ impl Lane {
 
     pub(crate) fn ring_sleep(&self) -> Option<&RingSleep> {
         self.rings.as_deref()
+    }
+}
+
+/// The locked state in the hands of who changes it. A panic leaves it half changed: then the lane ends before anybody else gets it.
+struct Held<'a> {
+    lane: &'a Lane,
+    state: MutexGuard<'a, LaneState>,
+    sound: bool,
+}
+
+impl<'a> Held<'a> {
+    fn new(lane: &'a Lane, state: MutexGuard<'a, LaneState>) -> Held<'a> {
+        Held { lane, state, sound: false }
+    }
+
+    /// Lets go of the lane and wakes who looks after it if they would oversleep.
+    fn leave(mut self) {
+        let (lane, deadline) = (self.lane, self.state.next_deadline().unwrap_or(NEVER));
+        lane.deadline.store(deadline, Ordering::SeqCst);
+        self.sound = true;
+        drop(self);
+        lane.progress_sleeper.mind(deadline);
+        lane.attendant.mind(deadline);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if !self.sound {
+            self.lane.fail_holding(&self.state);
+        }
     }
 }
 

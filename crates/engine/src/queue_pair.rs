@@ -12,7 +12,7 @@ use ferroce_transport::{
 use parking_lot::Mutex;
 
 use crate::groups::Group;
-use crate::lane::{LANE_SHIFT, Lane};
+use crate::lane::{FAILED, LANE_SHIFT, Lane};
 
 /// Sizes of a queue pair, as granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl QueuePair {
             ));
         }
         if self.lane.is_closed() {
-            return Err(CoreError::new(libc::EIO, "the card has failed: open the device anew"));
+            return Err(CoreError::new(libc::EIO, FAILED));
         }
         self.check_operation(wr)?;
         self.check_data(wr)
@@ -311,7 +311,7 @@ impl QueuePair {
     /// Changes attributes and state.
     ///
     /// # Errors
-    /// EINVAL with the attribute at fault.
+    /// EINVAL with the attribute at fault. EIO, as for the changes below: the card has failed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CoreError> {
         self.lane.modify(self, attr, mask)
     }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ferroce_link::ring::{PACKET_MAX, Ring, WakeSocket, Waker, Watch};
+use ferroce_link::ring::{PACKET_MAX, Refusal, Ring, WakeSocket, Waker, Watch};
 use ferroce_link::{LinkStats, SendError};
 use ferroce_transport::{Nanos, Train};
 use ferroce_wire::Headers;
@@ -24,7 +24,7 @@ const SILENT_NS: Nanos = 1_000_000_000;
 const RECEIVE_BYTES: usize = 128 << 10;
 /// So much is shown to the peer before the flush: it can begin to read.
 const SHOW_BYTES: usize = 32 << 10;
-/// Rings that are looked at for a dead peer when one is added.
+/// Rings that are looked at for a peer that is dead or never answered, when one is added.
 const SWEEP: usize = 16;
 
 /// Names a ring of the lane, also after its end.
@@ -66,7 +66,7 @@ enum Stage {
 
 impl Peer {
     fn show(&mut self, stats: &mut LinkStats) {
-        if self.ring.show()
+        if self.ring.show(stats)
             && let Stage::Ready(waker) = &self.stage
         {
             stats.ring_wakeups += 1;
@@ -120,7 +120,7 @@ impl Rings {
     /// The ring to a lane under this lease, if both ends have it.
     pub(crate) fn to(&self, lane: u16, lease: u64) -> Option<RingId> {
         let place = *self.by_lane.get(&lane)?;
-        let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && !peer.ring.is_broken())?;
+        let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && peer.ring.is_usable())?;
         matches!(peer.stage, Stage::Ready(_)).then_some(RingId { place, id: peer.id })
     }
 
@@ -131,7 +131,8 @@ impl Rings {
             let peer = self.peers[place].as_mut().expect("a known lane has its ring");
             if peer.lease == lease {
                 return match &mut peer.stage {
-                    _ if peer.ring.is_broken() => Asked::No,
+                    // Another one would end like it: the peer, or this process, writes what it must not.
+                    _ if !peer.ring.is_usable() => Asked::No,
                     Stage::Ready(_) => Asked::Ready,
                     Stage::Offered { at, .. } if now < *at + ACCEPT_NS => Asked::Offered,
                     Stage::Offered { at, .. } if now < *at + SILENT_NS => Asked::No,
@@ -149,7 +150,7 @@ impl Rings {
                 let id = rand::random();
                 let word = RingWord::Offer(memory.as_fd());
                 relay.tell(&RingCall { lane, lease, id, wake: self.sleep.socket.name(), word });
-                self.insert(Peer { lane, lease, id, ring, stage: Stage::Offered { memory, at: now } });
+                self.insert(Peer { lane, lease, id, ring, stage: Stage::Offered { memory, at: now } }, now);
                 Asked::Offered
             }
             Err(error) => {
@@ -160,13 +161,13 @@ impl Rings {
     }
 
     /// Hears what another lane has to say.
-    pub(crate) fn hear(&mut self, call: RingCall<OwnedFd>, relay: &mut dyn Relay) {
+    pub(crate) fn hear(&mut self, call: RingCall<OwnedFd>, now: Nanos, relay: &mut dyn Relay) {
         let known = self.by_lane.get(&call.lane).copied();
         let known = known.filter(|place| self.peers[*place].as_ref().is_some_and(|peer| peer.lease == call.lease));
         match (&call.word, known) {
             (RingWord::Accept, Some(place)) => self.accepted(place, &call),
             (RingWord::Accept, None) => self.stats.ring_refused += 1,
-            (RingWord::Offer(memory), None) => self.offered(&call, memory, relay),
+            (RingWord::Offer(memory), None) => self.offered(&call, memory, now, relay),
             (RingWord::Offer(memory), Some(place)) => {
                 let peer = self.peers[place].as_ref().expect("a known lane has its ring");
                 match &peer.stage {
@@ -174,29 +175,33 @@ impl Rings {
                     Stage::Ready(_) if peer.id == call.id => self.accept(&call, relay),
                     Stage::Ready(_) => self.stats.ring_refused += 1,
                     Stage::Offered { .. } if self.lane < call.lane => {}
-                    Stage::Offered { .. } => self.offered(&call, memory, relay),
+                    Stage::Offered { .. } => self.offered(&call, memory, now, relay),
                 }
             }
         }
     }
 
-    fn offered(&mut self, call: &RingCall<OwnedFd>, memory: &OwnedFd, relay: &mut dyn Relay) {
-        let ring = match Ring::accept(memory) {
-            Ok(ring) => ring,
-            Err(refusal) => {
-                log::warn!("lane {} offers memory for a ring that is not taken: {refusal}", call.lane);
+    fn offered(&mut self, call: &RingCall<OwnedFd>, memory: &OwnedFd, now: Nanos, relay: &mut dyn Relay) {
+        // First, for a ring that was taken is there for good.
+        let waker = match Waker::connect(call.wake) {
+            Ok(waker) => waker,
+            Err(error) => {
+                log::debug!("no ring to lane {}: {error}", call.lane);
                 self.stats.ring_refused += 1;
                 return;
             }
         };
-        match Waker::connect(call.wake) {
-            Ok(waker) => {
-                self.insert(Peer { lane: call.lane, lease: call.lease, id: call.id, ring, stage: Stage::Ready(waker) });
+        match Ring::accept(memory) {
+            Ok(ring) => {
+                let stage = Stage::Ready(waker);
+                self.insert(Peer { lane: call.lane, lease: call.lease, id: call.id, ring, stage }, now);
                 self.accept(call, relay);
             }
-            Err(error) => {
-                log::debug!("no ring to lane {}: {error}", call.lane);
+            Err(refusal) => {
                 self.stats.ring_refused += 1;
+                // That is nobody's fault: we were late.
+                let level = if refusal == Refusal::Withdrawn { log::Level::Debug } else { log::Level::Warn };
+                log::log!(level, "lane {} offers memory for a ring that is not taken: {refusal}", call.lane);
             }
         }
     }
@@ -217,8 +222,8 @@ impl Rings {
     }
 
     /// Adds a ring, in place of an older one to the same lane.
-    fn insert(&mut self, peer: Peer) {
-        self.sweep();
+    fn insert(&mut self, peer: Peer, now: Nanos) {
+        self.sweep(now);
         if let Some(place) = self.by_lane.get(&peer.lane).copied() {
             self.remove(place);
         }
@@ -238,14 +243,15 @@ impl Rings {
         }
     }
 
-    /// Removes some rings whose peer has ended, so that there are hardly more than peers alive.
-    fn sweep(&mut self) {
+    /// Removes some rings whose peer has ended or did not take the offer in time, so that there are hardly more than peers alive.
+    fn sweep(&mut self, now: Nanos) {
         for _ in 0..SWEEP.min(self.peers.len()) {
             self.sweep = (self.sweep + 1) % self.peers.len();
             let gone = |peer: &Peer| match &peer.stage {
                 // What it left behind is read first.
                 Stage::Ready(waker) => waker.is_gone() && peer.ring.is_empty(),
-                Stage::Offered { .. } => false,
+                // A peer that took it may use it, although its answer was lost.
+                Stage::Offered { at, .. } => now >= *at + SILENT_NS && peer.ring.withdraw(),
             };
             if self.peers[self.sweep].as_ref().is_some_and(gone) {
                 self.remove(self.sweep);
@@ -351,5 +357,75 @@ impl RingSleep {
 
     fn remove(&self, id: u64) {
         self.watched.lock().rings.retain(|(known, _)| *known != id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_link::ring::WakeName;
+    use ferroce_wire::NetHeader;
+
+    use super::*;
+    use crate::relay::Relayed;
+
+    const LEASE: u64 = 0x1111;
+
+    /// Lanes whose programs make no rings: the offers are kept, and nobody answers.
+    #[derive(Debug, Default)]
+    struct Silence(Vec<(u64, OwnedFd)>);
+
+    impl Relay for Silence {
+        fn forward(&mut self, _net: &NetHeader, _packet: &[u8]) {
+            panic!("no packet is on a wrong lane");
+        }
+
+        fn receive(&mut self, _sink: &mut dyn FnMut(Relayed<'_>)) {}
+
+        fn tell(&mut self, call: &RingCall<BorrowedFd<'_>>) {
+            let RingWord::Offer(memory) = call.word else { return };
+            self.0.push((call.id, memory.try_clone_to_owned().expect("a descriptor")));
+        }
+    }
+
+    fn rings() -> Rings {
+        Rings::new(1, Arc::new(RingSleep::new(WakeSocket::bind().expect("a socket"))))
+    }
+
+    fn watched(rings: &Rings) -> usize {
+        rings.sleep.watched.lock().rings.len()
+    }
+
+    #[test]
+    fn offers_that_nobody_takes_are_withdrawn() {
+        let (mut rings, mut peers) = (rings(), Silence::default());
+        let each = SILENT_NS / 10;
+        for n in 0..100 {
+            assert_eq!(rings.ask(2 + n, LEASE, Nanos::from(n) * each, &mut peers), Asked::Offered);
+        }
+        assert!(rings.by_lane.len() <= 2 * 10, "{} of 100 are kept", rings.by_lane.len());
+        assert_eq!(watched(&rings), rings.by_lane.len());
+        let refused = Ring::accept(&peers.0[0].1).map(drop);
+        assert_eq!(refused, Err(Refusal::Withdrawn), "whoever comes late sees that");
+        // The peer is asked anew.
+        assert_eq!(rings.ask(2, LEASE, 100 * each, &mut peers), Asked::Offered);
+        Ring::accept(&peers.0.last().expect("an offer").1).expect("a new one");
+    }
+
+    #[test]
+    fn an_offer_whose_answer_is_lost_stays_and_what_it_brings_is_read() {
+        let (mut rings, mut peers) = (rings(), Silence::default());
+        assert_eq!(rings.ask(2, LEASE, 0, &mut peers), Asked::Offered);
+        let (id, memory) = peers.0.remove(0);
+        let _taken = Ring::accept(&memory).expect("it is there");
+        assert_eq!(rings.ask(3, LEASE, 5 * SILENT_NS, &mut peers), Asked::Offered);
+        assert_eq!(rings.by_lane.len(), 2);
+        let word = RingWord::Accept;
+        let wake = WakeSocket::bind().expect("a socket");
+        let late = RingCall { lane: 2, lease: LEASE, id, wake: wake.name(), word };
+        rings.hear(late, 5 * SILENT_NS, &mut peers);
+        assert_eq!(rings.ask(2, LEASE, 5 * SILENT_NS, &mut peers), Asked::Ready);
+        let nowhere = RingCall { lane: 3, lease: LEASE, id, wake: WakeName([0; 16]), word: RingWord::Accept };
+        rings.hear(nowhere, 5 * SILENT_NS, &mut peers);
+        assert_eq!(rings.stats.ring_refused, 1);
     }
 }

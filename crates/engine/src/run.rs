@@ -77,13 +77,25 @@ pub(crate) struct Entry {
     own: Option<Pair>,
     /// Is in `active`.
     active: bool,
-    /// The windows that it waits for, by [`Window`].
-    waiting: [Option<WindowId>; 2],
+    /// What it waits for, by [`Window`].
+    waiting: [Waiting; 2],
     timer_queued: Option<Nanos>,
     /// The ring that its packets go through. Chosen when it is connected, and kept: packets shall not overtake each other.
     pub(crate) ring: Option<RingId>,
     /// It left INIT since its last RESET.
     connected: bool,
+}
+
+/// How a queue pair stands to the room in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Waiting {
+    /// It does not wait for any.
+    #[default]
+    No,
+    /// It is in that window's line.
+    InLine(WindowId),
+    /// It was called, and was not polled since. Whoever is next in the line relies on it.
+    Called(WindowId),
 }
 
 /// Everything of a lane but its link: apart, so that packets can be delivered while the link is borrowed.
@@ -275,7 +287,7 @@ impl LaneState {
             counters: Counters::default(),
             own: None,
             active: false,
-            waiting: [None; 2],
+            waiting: [Waiting::No; 2],
             timer_queued: None,
             ring: None,
             connected: false,
@@ -284,10 +296,10 @@ impl LaneState {
         self.machines.table[slot] = Some(Box::new(entry));
     }
 
-    pub(crate) fn remove(&mut self, shared: &LaneShared, now: Nanos, qp: &QueuePair) {
+    pub(crate) fn remove(&mut self, shared: &LaneShared, qp: &QueuePair) {
         // Through RESET, so that windows get back what was in flight.
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
-        let moved = self.modify(shared, now, qp, &reset, QpAttrMask::STATE);
+        let moved = self.modify(shared, qp, &reset, QpAttrMask::STATE);
         assert!(moved.is_ok(), "every state may go to RESET");
         if let Some(entry) = self.machines.table[usize::from(qp.slot)].take() {
             add_to(&mut self.machines.gone, qp.init.device, &entry.counters);
@@ -342,7 +354,6 @@ impl LaneState {
     pub(crate) fn modify(
         &mut self,
         shared: &LaneShared,
-        now: Nanos,
         qp: &QueuePair,
         attr: &QpAttr,
         mask: QpAttrMask,
@@ -350,7 +361,7 @@ impl LaneState {
         self.entry(qp)?;
         let result = self
             .machines
-            .with(shared, qp.slot, |machine, host| machine.modify(now, attr, mask, host))
+            .with(shared, qp.slot, |machine, host| machine.modify(attr, mask, host))
             .expect("the entry is there");
         result.map_err(|error| CoreError::new(libc::EINVAL, error.to_string()))?;
         self.machines.after_modify(qp, self.rings.as_ref());
@@ -371,6 +382,7 @@ impl LaneState {
 
     /// One turn. Tells whether the link had packets.
     pub(crate) fn run(&mut self, shared: &LaneShared, now: Nanos, turn: Turn, bells: &[u16]) -> bool {
+        self.machines.windows.tidy();
         let owing: SmallVec<[u16; LAZY_MAX]> = self.machines.lazy.drain(..).collect();
         let relayed = if turn.relay && !self.relayed { self.receive_relayed(shared, now) } else { 0 };
         let received = relayed + if turn.link { self.receive_due(shared, now, turn) } else { 0 };
@@ -380,7 +392,7 @@ impl LaneState {
             self.machines.run_timers(shared, now);
         }
         for slot in bells {
-            self.machines.answer_bell(shared, now, *slot);
+            self.machines.answer_bell(shared, *slot);
         }
         self.machines.run_moderation(now);
         for slot in owing {
@@ -392,7 +404,7 @@ impl LaneState {
             }
             self.transmit(shared, now);
             self.transmit_frames(shared, now);
-            self.flush(shared, now);
+            self.flush(shared);
         }
         received > 0
     }
@@ -472,7 +484,7 @@ impl LaneState {
             Relayed::Ring(call) => calls.push(call),
         });
         if let Some(rings) = &mut self.rings {
-            calls.into_iter().for_each(|call| rings.hear(call, &mut *relay));
+            calls.into_iter().for_each(|call| rings.hear(call, now, &mut *relay));
         }
         self.machines.relay = Some(relay);
         packets
@@ -534,22 +546,22 @@ impl LaneState {
         {
             let lane = (train.head.bth.dest_qp >> LANE_SHIFT) as u16;
             if let Err(error) = rings.send(ring, lane, &train) {
-                self.machines.send_failed(shared, now, slot, &train, &error);
+                self.machines.send_failed(shared, slot, &train, &error);
             }
             return;
         }
         match self.link.send(self.sent.len() as u64, qpn, &path, &train) {
             Ok(()) => self.sent.push((slot, train)),
-            Err(error) => self.machines.send_failed(shared, now, slot, &train, &error),
+            Err(error) => self.machines.send_failed(shared, slot, &train, &error),
         }
     }
 
-    fn flush(&mut self, shared: &LaneShared, now: Nanos) {
+    fn flush(&mut self, shared: &LaneShared) {
         let machines = &mut self.machines;
         let sent = &self.sent;
         self.link.flush(&mut |cookie, error| {
             let (slot, train) = &sent[cookie as usize];
-            machines.send_failed(shared, now, *slot, train, &error);
+            machines.send_failed(shared, *slot, train, &error);
         });
         self.sent.clear();
         if let Some(rings) = &mut self.rings {
@@ -561,7 +573,7 @@ impl LaneState {
     fn deliver_local(&mut self, shared: &LaneShared, now: Nanos, slot: u16, path: &PathAddr, train: &Train) {
         let len = train.len as usize;
         if packets::load(train, &mut self.scratch[..len]).is_err() {
-            self.machines.send_failed(shared, now, slot, train, &SendError::Fault);
+            self.machines.send_failed(shared, slot, train, &SendError::Fault);
             return;
         }
         for index in 0..train.packets {
@@ -605,18 +617,31 @@ impl Machines {
             self.timers.arm(slot, deadline, &mut entry.timer_queued);
         }
         for id in returned {
-            self.wake_waiting(id);
+            self.call_next(id);
         }
         Some(result)
     }
 
-    fn wake_waiting(&mut self, id: WindowId) {
-        for slot in self.windows.take_waiting(id) {
-            if let Some(entry) = self.table[usize::from(slot)].as_deref_mut() {
-                entry.waiting = entry.waiting.map(|waits| waits.filter(|&waits| waits != id));
-                self.activate(slot);
+    /// Polls the queue pair that waits longest for room in a window, if there is any. One at a time: many may wait for little.
+    fn call_next(&mut self, id: WindowId) {
+        let Some(slot) = self.windows.call_next(id) else { return };
+        let entry = self.table[usize::from(slot)].as_deref_mut().expect("who goes steps out of the line");
+        let waiting = entry.waiting.iter_mut().find(|waiting| **waiting == Waiting::InLine(id));
+        *waiting.expect("it knows that it waits") = Waiting::Called(id);
+        self.activate(slot);
+    }
+
+    /// The windows that a queue pair was called by, now that it is polled.
+    fn take_calls(&mut self, slot: u16) -> SmallVec<[WindowId; 2]> {
+        let mut calls = SmallVec::new();
+        let entry = self.table[usize::from(slot)].as_deref_mut();
+        for waiting in entry.map(|entry| &mut entry.waiting).into_iter().flatten() {
+            if let Waiting::Called(id) = *waiting {
+                *waiting = Waiting::No;
+                calls.push(id);
             }
         }
+        calls
     }
 
     fn activate(&mut self, slot: u16) {
@@ -750,12 +775,12 @@ impl Machines {
         }
     }
 
-    fn answer_bell(&mut self, shared: &LaneShared, now: Nanos, slot: u16) {
+    fn answer_bell(&mut self, shared: &LaneShared, slot: u16) {
         self.with(shared, slot, |machine, host| {
             // First lower the bell, then look: a request posted after the look rings again.
             host.qp.bell.store(false, Ordering::SeqCst);
             while let Some(wr) = host.qp.take_posted() {
-                machine.post_send(now, wr, host);
+                machine.post_send(wr, host);
             }
             if machine.state() == QpState::Err {
                 machine.flush_recv(host);
@@ -773,39 +798,63 @@ impl Machines {
                 self.frames.push(slot);
                 continue;
             }
+            let calls = self.take_calls(slot);
             let polled = self.with(shared, slot, |machine, host| {
                 let train = machine.poll_transmit(now, host);
                 (train, host.asked)
             });
-            match polled {
+            let train = match polled {
                 Some((Some(train), _)) => {
                     self.activate(slot);
-                    return Some((slot, train));
+                    Some((slot, train))
                 }
-                Some((None, asked)) => self.wait_for_windows(slot, asked),
-                None => {}
+                Some((None, asked)) => {
+                    self.line_up(slot, asked);
+                    None
+                }
+                None => None,
+            };
+            for id in calls {
+                self.pass_on(slot, id);
+            }
+            if train.is_some() {
+                return train;
             }
         }
         None
     }
 
-    fn wait_for_windows(&mut self, slot: u16, asked: [Option<WindowId>; 2]) {
+    /// The queue pair asked these windows for room, and has nothing to send now.
+    fn line_up(&mut self, slot: u16, asked: [Option<WindowId>; 2]) {
         let Some(entry) = self.table[usize::from(slot)].as_deref_mut() else { return };
         for window in [Window::Requests, Window::Responses] {
-            if let Some(id) = asked[window as usize]
-                && entry.waiting[window as usize] != Some(id)
+            let (Some(id), waiting) = (asked[window as usize], &mut entry.waiting[window as usize]) else { continue };
+            if let Waiting::InLine(other) = *waiting
+                && other != id
             {
-                entry.waiting[window as usize] = Some(id);
-                self.windows.wait(id, slot);
+                self.windows.step_out(other, slot);
+                *waiting = Waiting::No;
+            }
+            if *waiting == Waiting::No && self.windows.line_up(id, slot) {
+                *waiting = Waiting::InLine(id);
             }
         }
     }
 
-    fn send_failed(&mut self, shared: &LaneShared, now: Nanos, slot: u16, train: &Train, error: &SendError) {
+    /// A queue pair that a window called was polled. If it is in the line again, there is too little room for it, and what comes back
+    /// calls the next one; else the others' turn goes on.
+    fn pass_on(&mut self, slot: u16, id: WindowId) {
+        let entry = self.table[usize::from(slot)].as_deref();
+        if entry.is_none_or(|entry| !entry.waiting.contains(&Waiting::InLine(id))) {
+            self.call_next(id);
+        }
+    }
+
+    fn send_failed(&mut self, shared: &LaneShared, slot: u16, train: &Train, error: &SendError) {
         // Anything else is as if the network had lost it: the retry timer decides. The link counted it.
         if matches!(error, SendError::Fault) {
             self.with(shared, slot, |machine, host| {
-                machine.handle_transmit_fault(now, train, MemoryError::Fault, host);
+                machine.handle_transmit_fault(train, MemoryError::Fault, host);
             });
             self.activate(slot);
         }
@@ -820,10 +869,18 @@ impl Machines {
             for cq in [&qp.init.send_cq, &qp.init.recv_cq].into_iter().flatten() {
                 cq.purge(qp.qpn);
             }
-            // It may still stand in the line of a window that it will not use again.
-            (entry.own, entry.waiting) = (None, [None; 2]);
             (entry.ring, entry.connected) = (None, false);
+            let (own, waiting) = (entry.own.take(), std::mem::take(&mut entry.waiting));
+            own.into_iter().for_each(|pair| self.windows.leave(pair));
+            for waiting in waiting {
+                match waiting {
+                    Waiting::No => {}
+                    Waiting::InLine(id) => self.windows.step_out(id, qp.slot),
+                    Waiting::Called(id) => self.call_next(id),
+                }
+            }
         }
+        let entry = self.table[usize::from(qp.slot)].as_deref_mut().expect("a live handle has its entry");
         if is_connected(state) && !entry.connected {
             entry.connected = true;
             let attr = entry.machine.attr();

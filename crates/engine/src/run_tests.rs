@@ -24,13 +24,17 @@ const PEER: u32 = 0x8005;
 struct Wire {
     arriving: VecDeque<Headers>,
     left: Vec<Train>,
+    /// Whose they were.
+    senders: Vec<u32>,
 }
 
 struct TestLink(Arc<Mutex<Wire>>);
 
 impl Link for TestLink {
-    fn send(&mut self, _cookie: u64, _src_qpn: u32, _path: &PathAddr, train: &Train) -> Result<(), SendError> {
-        self.0.lock().left.push(train.clone());
+    fn send(&mut self, _cookie: u64, src_qpn: u32, _path: &PathAddr, train: &Train) -> Result<(), SendError> {
+        let mut wire = self.0.lock();
+        wire.left.push(train.clone());
+        wire.senders.push(src_qpn);
         Ok(())
     }
 
@@ -78,12 +82,32 @@ pub(crate) fn idle_lane() -> Arc<Lane> {
     Lane::open(LANE, 7, keys, Box::new(TestLink(Arc::default())), None, Vec::new(), None).expect("a lane")
 }
 
+fn queue_pair(slot: u16, lane: &Arc<Lane>) -> Arc<QueuePair> {
+    let qpn = u32::from(LANE) << LANE_SHIFT | u32::from(slot);
+    let events = Arc::new(AsyncQueue::new().expect("an event queue"));
+    let cq = Arc::new(Cq::new(16, None, Arc::clone(&events), 0).expect("a completion queue"));
+    let caps = QueueCaps { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let init = QueuePairInit {
+        transport: QpInit { qpn, qp_type: QpType::Rc, pd: 1, has_srq: false, max_send_wr: caps.max_send_wr },
+        caps,
+        sq_sig_all: true,
+        send_cq: Some(Arc::clone(&cq)),
+        recv_cq: Some(cq),
+        recv: RecvSource::Own(Arc::new(RecvQueue::new(1, 1).expect("a receive queue"))),
+        events,
+        cookie: 0,
+        device: 2,
+    };
+    Arc::new(QueuePair::new(slot, qpn, init, Arc::clone(lane)))
+}
+
 /// A lane with one RC queue pair in RTS, connected to a peer that the test plays.
 struct Bench {
     state: LaneState,
     shared: LaneShared,
     wire: Arc<Mutex<Wire>>,
     qp: Arc<QueuePair>,
+    lane: Arc<Lane>,
 }
 
 impl Bench {
@@ -92,30 +116,25 @@ impl Bench {
         let wire = Arc::new(Mutex::new(Wire::default()));
         // Only there because a queue pair has a lane; nothing runs in it.
         let lane = Lane::open(LANE, 7, Arc::clone(&keys), Box::new(TestLink(Arc::default())), None, Vec::new(), None);
-        let events = Arc::new(AsyncQueue::new().expect("an event queue"));
-        let cq = Arc::new(Cq::new(16, None, Arc::clone(&events), 0).expect("a completion queue"));
-        let caps = QueueCaps { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        let init = QueuePairInit {
-            transport: QpInit { qpn: QPN, qp_type: QpType::Rc, pd: 1, has_srq: false, max_send_wr: caps.max_send_wr },
-            caps,
-            sq_sig_all: true,
-            send_cq: Some(Arc::clone(&cq)),
-            recv_cq: Some(cq),
-            recv: RecvSource::Own(Arc::new(RecvQueue::new(1, 1).expect("a receive queue"))),
-            events,
-            cookie: 0,
-            device: 2,
-        };
-        let qp = Arc::new(QueuePair::new(SLOT, QPN, init, lane.expect("a lane")));
+        let lane = lane.expect("a lane");
+        let qp = queue_pair(SLOT, &lane);
         let mut state = LaneState::new(Box::new(TestLink(Arc::clone(&wire))), None, None, Arc::default(), 7);
         state.insert(Arc::clone(&qp));
         let shared = LaneShared { number: LANE, keys };
-        let mut bench = Bench { state, shared, wire, qp };
-        bench.connect();
+        let mut bench = Bench { state, shared, wire, qp, lane };
+        bench.connect(SLOT);
         bench
     }
 
-    fn connect(&mut self) {
+    /// One more of the same.
+    fn add(&mut self, slot: u16) -> Arc<QueuePair> {
+        let qp = queue_pair(slot, &self.lane);
+        self.state.insert(Arc::clone(&qp));
+        self.connect(slot);
+        qp
+    }
+
+    fn connect(&mut self, slot: u16) {
         use QpAttrMask as M;
         let attr = QpAttr {
             port_num: 1,
@@ -134,12 +153,13 @@ impl Bench {
             (QpState::Rtr, M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER),
             (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
         ] {
-            self.modify(&QpAttr { state, ..attr.clone() }, M::STATE | mask);
+            self.modify(slot, &QpAttr { state, ..attr.clone() }, M::STATE | mask);
         }
     }
 
-    fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) {
-        self.state.modify(&self.shared, MS, &self.qp, attr, mask).expect("a change that may be");
+    fn modify(&mut self, slot: u16, attr: &QpAttr, mask: QpAttrMask) {
+        let qp = Arc::clone(&self.state.entries(slot).next().expect("it is there").qp);
+        self.state.modify(&self.shared, &qp, attr, mask).expect("a change that may be");
     }
 
     fn turn(&mut self, now: Nanos, turn: Turn) {
@@ -148,16 +168,23 @@ impl Bench {
 
     /// Posts a WRITE of nothing and sends it.
     fn write(&mut self, now: Nanos) {
+        let qp = Arc::clone(&self.qp);
+        self.write_by(now, &qp);
+    }
+
+    fn write_by(&mut self, now: Nanos, qp: &QueuePair) {
         let op = SendOp::Write { raddr: 0, rkey: 0 };
         let data = SendData::Sges(SmallVec::new());
-        self.qp
-            .post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None, xrc_srqn: None })
-            .expect("room");
-        self.state.run(&self.shared, now, Turn::POST, &[SLOT]);
+        qp.post_send(SendWr { wr_id: 1, op, flags: SendFlags::empty(), data, ud: None, xrc_srqn: None }).expect("room");
+        self.state.run(&self.shared, now, Turn::POST, &[qp.slot]);
     }
 
     fn ack(&self, psn: u32) {
-        let mut headers = Headers::new(Bth::new(Opcode::RC_ACKNOWLEDGE, QPN, Psn::new(psn)));
+        self.ack_to(QPN, psn);
+    }
+
+    fn ack_to(&self, qpn: u32, psn: u32) {
+        let mut headers = Headers::new(Bth::new(Opcode::RC_ACKNOWLEDGE, qpn, Psn::new(psn)));
         headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
         self.wire.lock().arriving.push_back(headers);
     }
@@ -206,6 +233,49 @@ fn a_poster_runs_no_timers() {
     bench.write(20 * MS);
     bench.turn(100 * MS, Turn::PROGRESS);
     assert_eq!(bench.counted("probe_sent"), 1, "who reads runs them");
+}
+
+/// Many queue pairs wait for room in the window of one destination: what comes back with one ACK does not make the lane poll all of them,
+/// and all get their turn.
+#[test]
+fn an_ack_does_not_wake_all_who_wait_for_the_window() {
+    const COUNT: u16 = 300;
+    let mut bench = Bench::new();
+    let qps: Vec<_> = (0..COUNT).map(|n| bench.add(SLOT + 1 + n)).collect();
+    qps.iter().for_each(|qp| bench.write_by(MS, qp));
+    let in_line = |bench: &Bench| {
+        let waits = |entry: &&Entry| entry.waiting.iter().any(|waiting| matches!(waiting, Waiting::InLine(_)));
+        bench.state.entries(0).filter(waits).count()
+    };
+    let left = bench.wire.lock().left.len();
+    assert_eq!(in_line(&bench) + left, usize::from(COUNT), "the window lets some go, the rest waits");
+    assert!(left > 0 && in_line(&bench) > 100);
+    // One answer, and what would be polled now.
+    bench.ack_to(qps[0].qpn, 100);
+    bench.state.receive(&bench.shared, MS, false);
+    assert!(bench.state.machines.active.len() <= 2, "{} to be polled", bench.state.machines.active.len());
+    // Two go without having sent: one that waits, and the one whose turn it is.
+    let called = bench.state.entries(0).find(|entry| entry.waiting.iter().any(|w| matches!(w, Waiting::Called(_))));
+    let called = Arc::clone(&called.expect("somebody's turn").qp);
+    let last = Arc::clone(&qps[usize::from(COUNT) - 1]);
+    for gone in [&called, &last] {
+        bench.state.remove(&bench.shared, gone);
+    }
+    let mut answered = 1;
+    while answered < usize::from(COUNT) - 2 {
+        bench.turn(2 * MS, Turn::PROGRAM);
+        let more = bench.wire.lock().senders[answered..].to_vec();
+        assert!(!more.is_empty(), "{answered} sent, and nobody is called any more");
+        more.iter().for_each(|qpn| bench.ack_to(*qpn, 100));
+        answered += more.len();
+    }
+    while !bench.wire.lock().arriving.is_empty() {
+        bench.turn(2 * MS, Turn::PROGRAM);
+    }
+    let done = |qp: &&Arc<QueuePair>| qp.init.send_cq.as_ref().is_some_and(|cq| cq.poll_one().is_some());
+    assert_eq!(qps.iter().filter(done).count(), usize::from(COUNT) - 2);
+    assert_eq!(in_line(&bench), 0);
+    assert_eq!(bench.counted("probe_sent"), 0);
 }
 
 /// Strangers may send anything to a group: only datagrams for the multicast queue pair number reach its members, those of the interface.

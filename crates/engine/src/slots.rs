@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
+use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
 
 /// Free slots of a lane. A freed slot goes to the end of the queue, so that a late packet of a dead queue pair does not meet its
 /// successor, and a peer's connection manager does not take a new connection for a stale one.
@@ -19,7 +19,6 @@ impl Slots {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut free: Vec<u16> = (first..count).collect();
         free.shuffle(&mut rng);
-        let _ = rng.random::<u64>();
         Slots { free: free.into() }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -49,15 +50,20 @@ struct Inbox {
     ready: EventFd,
     /// Every message is lost.
     deaf: AtomicBool,
+    /// Memory of the ring that was offered last.
+    offered: Mutex<Option<OwnedFd>>,
 }
 
 impl Inbox {
     fn new() -> Arc<Inbox> {
         let ready = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("an eventfd");
-        Arc::new(Inbox { calls: Mutex::default(), ready, deaf: AtomicBool::new(false) })
+        Arc::new(Inbox { calls: Mutex::default(), ready, deaf: AtomicBool::new(false), offered: Mutex::default() })
     }
 
     fn put(&self, call: RingCall<OwnedFd>) {
+        if let RingWord::Offer(memory) = &call.word {
+            *self.offered.lock() = Some(memory.try_clone().expect("a descriptor"));
+        }
         if !self.deaf.load(Ordering::Relaxed) {
             self.calls.lock().push_back(call);
             self.ready.write(1).expect("the counter has room");
@@ -259,6 +265,33 @@ fn a_new_lease_of_a_lane_has_a_ring_of_its_own() {
         bench.a.card.turn();
         counted(&bench.a, "ring_tx_drop_broken") > 0
     });
+}
+
+/// One end finds the ring broken: both ends know, and connect over the link.
+#[test]
+fn a_ring_that_one_end_breaks_is_used_by_neither() {
+    let bench = bench();
+    bench.prefer_rings();
+    let memory = bench.inboxes[1].offered.lock().take().expect("a offered it");
+    // The head of what comes to `a`: no position.
+    std::fs::File::from(memory).write_all_at(&1u64.to_ne_bytes(), 512).expect("it takes bytes");
+    eventually("a finds it broken", || {
+        bench.a.card.turn();
+        counted(&bench.a, "ring_broken") == 1
+    });
+    assert!(!bench.a.qp.prefer_ring(bench.b.qp.qpn(), LEASES[1]));
+    assert!(!bench.b.qp.prefer_ring(bench.a.qp.qpn(), LEASES[0]), "told, whether it took a turn since or not");
+    bench.connect();
+    for (node, peer) in [(&bench.a, &bench.b), (&bench.b, &bench.a)] {
+        let before = *bench.over_link.lock();
+        node.post(1, SendOp::Write { raddr: peer.buffer.addr(), rkey: peer.key }, 8);
+        eventually("it goes over the link", || {
+            node.card.turn();
+            *bench.over_link.lock() > before
+        });
+        assert_eq!(counted(node, "ring_tx_packets"), 0);
+    }
+    eventually("b found it given up", || counted(&bench.b, "ring_broken") == 1);
 }
 
 #[test]

@@ -158,13 +158,7 @@ impl Qp {
     ///
     /// The path MTU of a UD queue pair is not an attribute of verbs: it is the port's. The host puts it into `attr.path_mtu` when it
     /// takes the queue pair to RTR.
-    pub fn modify(
-        &mut self,
-        now: Nanos,
-        attr: &QpAttr,
-        mask: QpAttrMask,
-        host: &mut impl Host,
-    ) -> Result<(), ModifyError> {
+    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask, host: &mut impl Host) -> Result<(), ModifyError> {
         let from = self.attr.state;
         let (to, mask) = qp_state::check(&self.init, from, attr, mask)?;
         match to {
@@ -185,7 +179,6 @@ impl Qp {
             self.entered(from, to, mask);
         }
         self.settle(Ok(()), host);
-        let _ = now;
         Ok(())
     }
 
@@ -223,8 +216,7 @@ impl Qp {
 
     /// Posts a send request. The poster checked the room in the queue, and that the state takes requests at all (RTS, SQD, SQE,
     /// ERR); in SQE and ERR it completes as flushed.
-    pub fn post_send(&mut self, now: Nanos, wr: SendWr, host: &mut impl Host) {
-        let _ = now;
+    pub fn post_send(&mut self, wr: SendWr, host: &mut impl Host) {
         if matches!(self.attr.state, QpState::Err | QpState::Sqe) {
             Wqe::new(wr).flush(self.init.qpn, self.attr.dest_qpn, host);
             return;
@@ -388,8 +380,7 @@ impl Qp {
     }
 
     /// The memory of a train was gone when the link read it: nothing of the train went out.
-    pub fn handle_transmit_fault(&mut self, now: Nanos, train: &Train, error: MemoryError, host: &mut impl Host) {
-        let _ = now;
+    pub fn handle_transmit_fault(&mut self, train: &Train, error: MemoryError, host: &mut impl Host) {
         if matches!(self.attr.state, QpState::Reset | QpState::Init) {
             return;
         }

@@ -134,7 +134,8 @@ impl UcReceiver {
         };
         self.message = Message::None;
         let left = len - done;
-        if if part.ends() { size != left } else { size >= left } {
+        let fits = if part.ends() { size == left } else { size < left };
+        if !fits {
             host.drop_packet(Drop::BadLength);
             return Ok(());
         }

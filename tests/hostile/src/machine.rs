@@ -282,7 +282,7 @@ impl Machine {
         ];
         for (state, mask) in steps {
             let attr = QpAttr { state, ..attr.clone() };
-            let done = self.qp.modify(self.now, &attr, QpAttrMask::STATE | mask, &mut self.host);
+            let done = self.qp.modify(&attr, QpAttrMask::STATE | mask, &mut self.host);
             done.unwrap_or_else(|error| panic!("{error}"));
         }
     }
@@ -350,7 +350,7 @@ impl Machine {
         self.next_id += 1;
         self.sending.push_back((self.next_id, flags.contains(SendFlags::SIGNALED)));
         self.posted += 1;
-        self.qp.post_send(self.now, SendWr { wr_id: self.next_id, op, flags, data, ud, xrc_srqn }, &mut self.host);
+        self.qp.post_send(SendWr { wr_id: self.next_id, op, flags, data, ud, xrc_srqn }, &mut self.host);
     }
 
     /// Where a request's bytes come from or go to: mostly right, sometimes with a bad key or beyond the end.
@@ -453,7 +453,7 @@ impl Machine {
         ]);
         let before = self.qp.state();
         // Refused or not: both are good.
-        let done = self.qp.modify(self.now, &attr, mask, &mut self.host).is_ok();
+        let done = self.qp.modify(&attr, mask, &mut self.host).is_ok();
         if done && mask.contains(QpAttrMask::STATE) && state == QpState::Reset {
             self.after_reset();
         } else if !done {
@@ -494,7 +494,7 @@ impl Machine {
             QpState::Rts | QpState::Rtr if source.below(8) != 0 => {}
             QpState::Sqd | QpState::Sqe if source.one_in(2) => {
                 let attr = QpAttr { state: QpState::Rts, ..QpAttr::default() };
-                let done = self.qp.modify(self.now, &attr, QpAttrMask::STATE, &mut self.host);
+                let done = self.qp.modify(&attr, QpAttrMask::STATE, &mut self.host);
                 done.unwrap_or_else(|error| panic!("{error}"));
             }
             _ => self.reconnect(source),
@@ -503,7 +503,7 @@ impl Machine {
 
     fn reconnect(&mut self, source: &mut impl Source) {
         let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
-        let done = self.qp.modify(self.now, &attr, QpAttrMask::STATE, &mut self.host);
+        let done = self.qp.modify(&attr, QpAttrMask::STATE, &mut self.host);
         done.unwrap_or_else(|error| panic!("every state goes to RESET: {error}"));
         self.after_reset();
         if self.tampered {
@@ -566,7 +566,7 @@ impl Machine {
                     self.aim.saw(&packet.headers);
                 }
             }
-            Err(error) => self.qp.handle_transmit_fault(self.now, train, error, &mut self.host),
+            Err(error) => self.qp.handle_transmit_fault(train, error, &mut self.host),
         }
     }
 

@@ -159,7 +159,7 @@ impl World {
             )
         });
         self.oracle.books[qp].stream.post(now, request);
-        self.call(qp, Role::Responder, false, |machine, host| machine.post_send(now, wr, host));
+        self.call(qp, Role::Responder, false, |machine, host| machine.post_send(wr, host));
         let state = self.qps[qp].machine.state();
         if matches!(state, QpState::Err | QpState::Sqe) && !self.oracle.books[qp].stream.outstanding().is_empty() {
             self.complain(format!("QP {qp}: what is posted in {state:?} is not flushed"));
@@ -345,11 +345,10 @@ impl World {
     }
 
     pub(crate) fn modify_with(&mut self, qp: usize, attr: &QpAttr, mask: QpAttrMask) {
-        let now = self.now;
         let resetting = attr.state == QpState::Reset;
         let (result, _) = self.call(qp, Role::Responder, true, |machine, host| {
             host.resetting = resetting;
-            machine.modify(now, attr, mask, host)
+            machine.modify(attr, mask, host)
         });
         if let Err(error) = result {
             self.complain(format!("QP {qp} cannot be modified: {error}"));

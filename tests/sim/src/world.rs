@@ -500,7 +500,7 @@ impl World {
             self.oracle.refuse(qp, ferroce_transport::WcStatus::RemOpErr);
         }
         self.call(qp, Role::Responder, false, |machine, host| {
-            machine.handle_transmit_fault(now, train, error, host);
+            machine.handle_transmit_fault(train, error, host);
         });
         self.activate(qp);
     }

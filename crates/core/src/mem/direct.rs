@@ -176,6 +176,7 @@ global_asm!(
     ".cfi_startproc",
     "    mov r8, rsi",
     "    lea r9, [rsi + rdx]",
+    ".Lferroce_mem_load_body:",
     head!("sil"),
     // Long ranges by pieces of 4 KiB, each prefetched as a whole.
     "20: cmp rdx, 1024",
@@ -238,6 +239,45 @@ global_asm!(
     tail!(),
     ".cfi_endproc",
     ".size ferroce_mem_load, . - ferroce_mem_load",
+    // u32 ferroce_mem_load_shared(shared rdi, user rsi, len rdx): the same where both sides may fault. All addresses are "user memory".
+    ".globl ferroce_mem_load_shared",
+    ".hidden ferroce_mem_load_shared",
+    ".type ferroce_mem_load_shared,@function",
+    "ferroce_mem_load_shared:",
+    ".cfi_startproc",
+    "    xor r8d, r8d",
+    "    mov r9, -1",
+    "    jmp .Lferroce_mem_load_body",
+    ".cfi_endproc",
+    ".size ferroce_mem_load_shared, . - ferroce_mem_load_shared",
+    // { u64 value, u64 fault } ferroce_mem_load_word(user rdi)
+    ".balign 16",
+    ".globl ferroce_mem_load_word",
+    ".hidden ferroce_mem_load_word",
+    ".type ferroce_mem_load_word,@function",
+    "ferroce_mem_load_word:",
+    ".cfi_startproc",
+    "    mov r8, rdi",
+    "    lea r9, [rdi + 8]",
+    "    mov rax, [rdi]",
+    "    xor edx, edx",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_load_word, . - ferroce_mem_load_word",
+    // u32 ferroce_mem_store_word(user rdi, value rsi)
+    ".balign 16",
+    ".globl ferroce_mem_store_word",
+    ".hidden ferroce_mem_store_word",
+    ".type ferroce_mem_store_word,@function",
+    "ferroce_mem_store_word:",
+    ".cfi_startproc",
+    "    mov r8, rdi",
+    "    lea r9, [rdi + 8]",
+    "    mov [rdi], rsi",
+    "    xor eax, eax",
+    "    ret",
+    ".cfi_endproc",
+    ".size ferroce_mem_store_word, . - ferroce_mem_store_word",
     // { u64 old, u64 fault } ferroce_mem_compare_swap(user rdi, compare rsi, swap rdx)
     ".balign 32",
     ".globl ferroce_mem_compare_swap",
@@ -290,11 +330,14 @@ unsafe extern "C" {
     static ferroce_mem_fault: u8;
     fn ferroce_mem_store(user: usize, ours: *const u8, len: usize) -> u32;
     fn ferroce_mem_load(ours: *mut u8, user: usize, len: usize) -> u32;
+    fn ferroce_mem_load_shared(shared: *mut u8, user: usize, len: usize) -> u32;
+    fn ferroce_mem_load_word(user: usize) -> Word;
+    fn ferroce_mem_store_word(user: usize, value: u64) -> u32;
     fn ferroce_mem_compare_swap(user: usize, compare: u64, swap: u64) -> Word;
     fn ferroce_mem_fetch_add(user: usize, add: u64) -> Word;
 }
 
-/// Result of an atomic, in two registers.
+/// Result of an access to a word, in two registers.
 #[repr(C)]
 struct Word {
     old: u64,
@@ -324,6 +367,32 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
 pub(super) unsafe fn read(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
     // SAFETY: writes exactly what the caller vouches for; the reads are as in `write`.
     let fault = unsafe { ferroce_mem_load(buffer, addr as usize, len) };
+    if fault == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// [`read`] into memory that may be gone, too.
+///
+/// # Safety
+/// Whatever of the `len` bytes at `buffer` is mapped may be written.
+#[inline]
+pub(super) unsafe fn read_shared(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
+    // SAFETY: as in `read`; faults of the writes are answered by the handler as well.
+    let fault = unsafe { ferroce_mem_load_shared(buffer, addr as usize, len) };
+    if fault == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// Reads the word at `addr`: one instruction, and so an acquire load.
+#[inline]
+pub(super) fn load_word(addr: u64) -> Result<u64, Fault> {
+    // SAFETY: reads only the word at `addr`, which the module's invariant allows; faults as in `write`.
+    unsafe { ferroce_mem_load_word(addr as usize) }.into_result()
+}
+
+/// Writes the word at `addr`: one instruction, and so a release store.
+#[inline]
+pub(super) fn store_word(addr: u64, value: u64) -> Result<(), Fault> {
+    // SAFETY: writes only the word at `addr`, which the module's invariant allows; faults as in `write`.
+    let fault = unsafe { ferroce_mem_store_word(addr as usize, value) };
     if fault == 0 { Ok(()) } else { Err(Fault) }
 }
 

@@ -25,6 +25,7 @@ mod handler;
 mod syscall;
 
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The signals that tell a fault. A thread that blocks them is served by slow system calls: the engine's own threads must not.
 pub const FAULT_SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
@@ -111,6 +112,56 @@ pub unsafe fn load_raw(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fau
     }
     // SAFETY: as the caller vouches.
     unsafe { syscall::read(addr, buffer, len) }
+}
+
+/// [`load`] into memory that may be gone like that at `addr` (what processes share).
+///
+/// # Errors
+/// [`Fault`]: some of the memory on either side is gone; the buffer's content is unspecified.
+///
+/// # Safety
+/// Whatever of the `len` bytes at `buffer` is mapped may be written; no reference to them exists.
+#[inline]
+pub unsafe fn load_shared(addr: u64, buffer: *mut u8, len: usize) -> Result<(), Fault> {
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        // SAFETY: as the caller vouches.
+        return unsafe { direct::read_shared(addr, buffer, len) };
+    }
+    // SAFETY: the kernel checks both sides; what is mapped may be written, as the caller vouches.
+    unsafe { syscall::read(addr, buffer, len) }
+}
+
+/// Reads the word at `addr`, a multiple of 8: at once, with acquire order. Where no handler answers faults (see the module's text) it is
+/// touched unguarded: words are looked at too often for system calls.
+///
+/// # Errors
+/// [`Fault`]: the memory is gone.
+#[inline]
+pub fn load_word(addr: u64) -> Result<u64, Fault> {
+    assert!(addr.is_multiple_of(8), "no word is at {addr:#x}");
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        return direct::load_word(addr);
+    }
+    // SAFETY: aligned, and memory that the module's invariant allows. The reference lives for one operation.
+    Ok(unsafe { AtomicU64::from_ptr(addr as *mut u64) }.load(Ordering::Acquire))
+}
+
+/// Writes the word at `addr`, a multiple of 8: at once, with release order. Unguarded where [`load_word`] is.
+///
+/// # Errors
+/// [`Fault`]: the memory is gone or not writable.
+#[inline]
+pub fn store_word(addr: u64, value: u64) -> Result<(), Fault> {
+    assert!(addr.is_multiple_of(8), "no word is at {addr:#x}");
+    #[cfg(target_arch = "x86_64")]
+    if handler::ready() {
+        return direct::store_word(addr, value);
+    }
+    // SAFETY: as in `load_word`.
+    unsafe { AtomicU64::from_ptr(addr as *mut u64) }.store(value, Ordering::Release);
+    Ok(())
 }
 
 /// Bytes that are summed at a time, small enough to stay in the first-level cache.

@@ -1,5 +1,7 @@
 //! A card with one lane, one queue pair and one buffer.
 
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use ferroce_wire::{BTH_LEN, Headers};
 
 use super::shared::{AREA, Memory, Way};
-use super::{Broken, PACKET_MAX, WORD, WRAP, record_len};
+use super::{Broken, GIVEN_UP, PACKET_MAX, WORD, WRAP, record_len};
 use crate::LinkStats;
 
 /// Records looked at in one go, whatever they hold.
@@ -45,13 +45,18 @@ impl Consumer {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.memory.head(self.way).load(Ordering::Relaxed) == self.tail
+        self.memory.head(self.way).load() == Ok(self.tail)
+    }
+
+    /// The producer will write nothing any more, or nothing that could be read.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.memory.head(self.way).load().unwrap_or(GIVEN_UP) == GIVEN_UP
     }
 
     /// Reads packets of about `budget` bytes and gives them to `sink`. Tells how many there were, good and bad ones.
     ///
     /// # Errors
-    /// The ring holds what no producer writes.
+    /// The ring holds what no producer writes, or its memory cannot be had.
     pub(super) fn recv(
         &mut self,
         budget: usize,
@@ -59,13 +64,13 @@ impl Consumer {
         stats: &mut LinkStats,
         sink: &mut dyn FnMut(&Headers, &[u8]),
     ) -> Result<usize, Broken> {
-        let head = self.memory.head(self.way).load(Ordering::Acquire);
+        let head = self.memory.head(self.way).load()?;
         if head == self.tail {
             return Ok(0);
         }
         let filled = head.checked_sub(self.tail).ok_or(Broken)?;
         // It only changes while the ring is empty, and is older than the head.
-        let base = self.memory.base(self.way).load(Ordering::Relaxed);
+        let base = self.memory.base(self.way).load()?;
         if filled > AREA as u64 || !head.is_multiple_of(8) || !base.is_multiple_of(8) {
             return Err(Broken);
         }
@@ -77,7 +82,7 @@ impl Consumer {
             let left = (head - self.tail) as usize;
             let offset = self.tail.wrapping_sub(base) as usize % AREA;
             // Copied, as everything: it may be another one at a second look.
-            let word = self.memory.record(self.way, offset).load(Ordering::Relaxed);
+            let word = self.memory.record(self.way, offset).load()?;
             if word == WRAP {
                 let skip = AREA - offset;
                 if skip > left {
@@ -95,7 +100,7 @@ impl Consumer {
                 return Err(Broken);
             }
             let packet = &mut scratch[..len];
-            self.memory.take(self.way, offset + WORD, packet).map_err(|_| Broken)?;
+            self.memory.take(self.way, offset + WORD, packet)?;
             self.tail += need as u64;
             packets += 1;
             bytes += len;
@@ -109,7 +114,7 @@ impl Consumer {
         stats.ring_rx_packets += packets as u64;
         stats.ring_rx_bytes += bytes as u64;
         self.state.tail.store(self.tail, Ordering::Relaxed);
-        self.memory.tail(self.way).store(self.tail, Ordering::Release);
+        self.memory.tail(self.way).store(self.tail)?;
         Ok(packets)
     }
 }
@@ -126,15 +131,17 @@ impl Watch {
     /// From now on the producer wakes us, once. Whoever sleeps afterwards asks [`Watch::has_something`] before.
     pub fn announce_sleep(&self) {
         if !self.state.broken.load(Ordering::Relaxed) {
-            self.memory.sleeping(self.way).store(1, Ordering::SeqCst);
+            // Where the memory cannot be had, `has_something` keeps us awake to find that.
+            let _ = self.memory.sleeping(self.way).store(1);
+            fence(Ordering::SeqCst);
         }
     }
 
     /// The producer need not wake us.
     pub fn announce_awake(&self) {
         let sleeping = self.memory.sleeping(self.way);
-        if sleeping.load(Ordering::Relaxed) != 0 {
-            sleeping.store(0, Ordering::Relaxed);
+        if sleeping.load().is_ok_and(|flag| flag != 0) {
+            let _ = sleeping.store(0);
         }
     }
 
@@ -143,6 +150,6 @@ impl Watch {
         // Either the producer sees our flag, or we see its head.
         fence(Ordering::SeqCst);
         !self.state.broken.load(Ordering::Relaxed)
-            && self.memory.head(self.way).load(Ordering::Relaxed) != self.state.tail.load(Ordering::Relaxed)
+            && self.memory.head(self.way).load() != Ok(self.state.tail.load(Ordering::Relaxed))
     }
 }

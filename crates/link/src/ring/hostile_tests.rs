@@ -4,10 +4,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ferroce_core::Buffer;
 use proptest::prelude::*;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 
-use super::tests::{End, inline_train, pair};
+use super::tests::{End, inline_train, pair, write_train};
 use super::*;
 
 fn memory_file(size: u64, seals: SealFlags, content: &[u8]) -> OwnedFd {
@@ -64,6 +65,10 @@ fn tempfile_of(size: u64, content: &[u8]) -> File {
     file
 }
 
+fn set(word: shared::Word<'_>, value: u64) {
+    word.store(value).expect("the memory is there");
+}
+
 /// What the other side does to the memory.
 #[derive(Clone, Debug)]
 enum Act {
@@ -102,14 +107,14 @@ fn act() -> impl Strategy<Value = Act> {
 fn play(ours: &mut End, theirs: &mut End, act: &Act) {
     let (memory, way) = theirs.ring.producer.memory_and_way();
     match *act {
-        Act::Head(position) => memory.head(way).store(position, Ordering::Release),
+        Act::Head(position) => set(memory.head(way), position),
         Act::MoveHead(by) => {
-            memory.head(way).fetch_add(by as u64, Ordering::Release);
+            set(memory.head(way), memory.head(way).load().expect("it is there").wrapping_add(by as u64));
         }
-        Act::Tail(position) => memory.tail(ours.ring.producer.memory_and_way().1).store(position, Ordering::Release),
-        Act::Base(position) => memory.base(way).store(position, Ordering::Release),
-        Act::Sleeping(flag) => memory.sleeping(way).store(flag, Ordering::Release),
-        Act::Word(at, word) => memory.record(way, usize::from(at) * 8).store(word, Ordering::Release),
+        Act::Tail(position) => set(memory.tail(ours.ring.producer.memory_and_way().1), position),
+        Act::Base(position) => set(memory.base(way), position),
+        Act::Sleeping(flag) => set(memory.sleeping(way), flag.into()),
+        Act::Word(at, word) => set(memory.record(way, usize::from(at) * 8), word),
         Act::Send(len) => {
             let _ = theirs.send(&inline_train(&vec![1; len.into()], 0));
         }
@@ -122,7 +127,7 @@ fn play(ours: &mut End, theirs: &mut End, act: &Act) {
             assert!(ours.stats.ring_rx_packets - before <= 64, "bounded work");
         }
     }
-    let _ = ours.ring.show();
+    let _ = ours.ring.show(&mut ours.stats);
     ours.ring.is_empty();
     let watch = ours.ring.watch();
     watch.announce_sleep();
@@ -165,16 +170,16 @@ fn impossible_positions_and_lengths_break_the_ring() {
     let record = 8 + 16;
     assert_eq!(sent(&|_, _| {}), (false, 0));
     for head in [1, record - 1, record + 4, shared::AREA as u64 + 8, u64::MAX, u64::MAX - 7] {
-        assert_eq!(sent(&|memory, way| memory.head(way).store(head, Ordering::Relaxed)), (true, 1), "head {head}");
+        assert_eq!(sent(&|memory, way| set(memory.head(way), head)), (true, 1), "head {head}");
     }
     for length in [0, 11, 17, 24, PACKET_MAX as u64, PACKET_MAX as u64 + 1, super::WRAP, super::WRAP + 1, u64::MAX] {
-        assert_eq!(sent(&|memory, way| memory.record(way, 0).store(length, Ordering::Relaxed)), (true, 1), "{length}");
+        assert_eq!(sent(&|memory, way| set(memory.record(way, 0), length)), (true, 1), "{length}");
     }
-    assert_eq!(sent(&|memory, way| memory.base(way).store(4, Ordering::Relaxed)), (true, 1));
+    assert_eq!(sent(&|memory, way| set(memory.base(way), 4)), (true, 1));
     // At the end of the area a record must fit, whatever lies behind.
     let at_end = |memory: &Memory, way| {
-        memory.base(way).store((shared::AREA as u64 - 8).wrapping_neg(), Ordering::Relaxed);
-        memory.record(way, shared::AREA - 8).store(16, Ordering::Relaxed);
+        set(memory.base(way), (shared::AREA as u64 - 8).wrapping_neg());
+        set(memory.record(way, shared::AREA - 8), 16);
     };
     assert_eq!(sent(&at_end), (true, 1));
     // The head goes back after something was read.
@@ -182,7 +187,7 @@ fn impossible_positions_and_lengths_break_the_ring() {
     a.send(&inline_train(b"some", 0)).expect("sent");
     assert_eq!(b.recv(1 << 20).len(), 1);
     let (memory, way) = a.ring.producer.memory_and_way();
-    memory.head(way).store(0, Ordering::Relaxed);
+    set(memory.head(way), 0);
     assert!(b.recv(1 << 20).is_empty());
     assert!(b.ring.is_broken());
 }
@@ -192,7 +197,7 @@ fn a_tail_that_no_consumer_writes_breaks_the_ring() {
     for tail in [8, 1, u64::MAX] {
         let (mut a, b) = pair();
         let (memory, way) = a.ring.producer.memory_and_way();
-        memory.tail(way).store(tail, Ordering::Relaxed);
+        set(memory.tail(way), tail);
         // The tail is looked at when room is short.
         for _ in 0..300 {
             a.send(&inline_train(&[0; 4096], 0)).expect("its memory is there");
@@ -201,6 +206,36 @@ fn a_tail_that_no_consumer_writes_breaks_the_ring() {
         assert_eq!(a.ring.is_broken(), tail != 8, "tail {tail}");
         drop(b);
     }
+}
+
+/// An offer is taken or withdrawn, never both: nobody writes into a ring that the other side has forgotten.
+#[test]
+fn an_offer_is_taken_or_withdrawn() {
+    let (ring, memory) = Ring::offer().expect("a ring");
+    let _peer = Ring::accept(&memory).expect("it was just made");
+    assert!(!ring.withdraw());
+    Ring::accept(&memory).expect("who took it may ask for it again");
+    let (ring, memory) = Ring::offer().expect("a ring");
+    assert!(ring.withdraw());
+    assert_eq!(Ring::accept(&memory).map(drop), Err(Refusal::Withdrawn));
+    assert!(ring.withdraw(), "still");
+}
+
+/// What an honest end had in the ring is lost, and it is told: it must not go on writing for nobody.
+#[test]
+fn an_end_that_gives_up_tells_the_other() {
+    let (mut a, mut b) = pair();
+    a.send(&inline_train(b"some", 0)).expect("sent");
+    let (memory, way) = a.ring.producer.memory_and_way();
+    set(memory.record(way, 0), u64::MAX);
+    assert!(a.ring.is_usable() && b.ring.is_usable());
+    b.recv(1 << 20);
+    assert!(b.ring.is_broken() && !b.ring.is_usable());
+    assert!(!a.ring.is_broken() && !a.ring.is_usable(), "seen before it is read");
+    assert!(a.ring.watch().has_something(), "who sleeps is told as well");
+    assert!(a.recv(1 << 20).is_empty());
+    assert!(a.ring.is_broken() && !a.ring.watch().has_something());
+    assert_eq!((a.stats.ring_broken, b.stats.ring_broken), (1, 1));
 }
 
 /// The other side scribbles while we read and write.
@@ -222,10 +257,10 @@ fn scribbling_during_our_turns_harms_nobody() {
                 while !stop.load(Ordering::Relaxed) {
                     let at = (random() as usize % 4096) * 8;
                     let word = if random() % 4 == 0 { super::WRAP } else { random() % 5_000 };
-                    memory.record(way, at).store(word, Ordering::Relaxed);
+                    set(memory.record(way, at), word);
                     // Mostly forward, so that the ring lives a while.
-                    head = memory.tail(way).load(Ordering::Relaxed) + random() % 512 * 8;
-                    memory.head(way).store(head, Ordering::Release);
+                    head = memory.tail(way).load().expect("it is there") + random() % 512 * 8;
+                    set(memory.head(way), head);
                 }
                 head
             };
@@ -241,4 +276,66 @@ fn scribbling_during_our_turns_harms_nobody() {
         stop.store(false, Ordering::Relaxed);
         assert!(b.stats.ring_broken <= 1);
     }
+}
+
+/// The system has no memory for pages of the ring when they are touched: the ring breaks, the program lives.
+#[test]
+fn memory_that_cannot_be_had_breaks_the_ring() {
+    let buffer = Buffer::new(20_000);
+    let long = write_train(&buffer, 0, 20_000, 4096, 1);
+    // What is left of the memory: nothing, the header alone, the first page of what is sent.
+    for left in [0, 4096, 8192] {
+        let acts: [&dyn Fn(&mut End); 6] = [
+            &|end| end.send(&long).expect("the program's memory is there"),
+            &|end| end.send(&inline_train(&[1; 4096], 0)).expect("its memory is there"),
+            &|end| _ = end.ring.show(&mut end.stats),
+            &|end| _ = end.recv(1 << 20),
+            &|end| _ = (end.ring.is_empty(), end.ring.is_usable(), end.ring.withdraw()),
+            &|end| {
+                let watch = end.ring.watch();
+                watch.announce_sleep();
+                assert!(watch.has_something() || left > 0, "there is something to find out");
+                watch.announce_awake();
+            },
+        ];
+        for (at, act) in acts.iter().enumerate() {
+            let (memory, fd) = Memory::create_unsealed();
+            let mut end = End::new(Ring::new(memory, Way::There, Way::Back));
+            ftruncate(&fd, left).expect("it shrinks");
+            act(&mut end);
+            let breaks = at < 2 || at < 4 && left == 0;
+            assert_eq!(end.ring.is_broken(), breaks, "act {at} with {left} bytes");
+            assert_eq!(end.stats.ring_broken, u64::from(breaks));
+            assert_eq!(end.stats.tx_fault, 0, "not the program's");
+        }
+    }
+}
+
+/// What was read of the ring is gone before the rest is: found by who reads.
+#[test]
+fn records_that_vanish_break_the_ring() {
+    let (memory, fd) = Memory::create_unsealed();
+    let mut end = End::new(Ring::new(memory, Way::There, Way::There));
+    end.send(&inline_train(&[1; 4000], 0)).expect("its memory is there");
+    end.send(&inline_train(&[2; 4000], 0)).expect("its memory is there");
+    ftruncate(&fd, 8192).expect("it shrinks");
+    assert_eq!(end.recv(1).len(), 1);
+    assert!(end.recv(1 << 20).is_empty());
+    assert!(end.ring.is_broken());
+}
+
+/// Holes where pages were read as zeros: lengths that nobody writes.
+#[test]
+fn holes_in_the_memory_break_the_ring() {
+    let (ring, fd) = Ring::offer().expect("a ring");
+    let (mut a, mut b) = (End::new(ring), End::new(Ring::accept(&fd).expect("it was just made")));
+    a.send(&inline_train(b"some", 0)).expect("sent");
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&fd, punch, 0, shared::SIZE as u64).expect("the seals let it");
+    assert!(b.recv(1 << 20).is_empty());
+    a.send(&inline_train(b"more", 0)).expect("sent");
+    assert!(b.recv(1 << 20).is_empty());
+    assert!(b.ring.is_broken() && !a.ring.is_usable());
+    a.recv(1 << 20);
+    assert!(a.ring.is_broken());
 }

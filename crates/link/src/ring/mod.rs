@@ -8,9 +8,11 @@
 //!
 //! # Trust
 //! The peer is a process of the same user, and may be broken or hostile. Whatever it writes into the memory, this side reads and writes
-//! only inside of it, does bounded work, and looks at a packet only after it has copied it. A position or length that no honest peer
-//! writes breaks the ring for good: it carries nothing any more, and the queue pairs that use it end by their timeouts. What an intact
-//! ring brings is treated as what the network brings.
+//! only inside of it, does bounded work, and looks at a packet only after it has copied it. It may take pages away, too, and the system may
+//! have none in their place (as for those touched for the first time). A position or length that no honest peer writes, and memory that
+//! cannot be had, breaks the ring for good: it carries nothing any more, and the queue pairs that use it end by their timeouts. Who finds that
+//! tells the peer, by such a position of its own: both ends know that new queue pairs have to go another way. What an
+//! intact ring brings is treated as what the network brings.
 //!
 //! # Sleeping
 //! Each direction has a flag that says that its consumer sleeps. The consumer sets it and looks at the ring once more before it sleeps
@@ -40,6 +42,8 @@ use shared::{Memory, Way};
 const WORD: usize = 8;
 /// The word of a record that has no packet: the next one is at the start of the area.
 const WRAP: u64 = u32::MAX as u64;
+/// The head of a direction whose producer has given the ring up: no position, so that it breaks the ring at the other end, too.
+const GIVEN_UP: u64 = u64::MAX;
 /// Bytes of the longest headers.
 const HEADERS_MAX: usize = MAX_HEADER_LEN;
 /// Bytes of packets and their bookkeeping that each direction holds.
@@ -64,6 +68,9 @@ pub enum Refusal {
     /// It does not begin as a ring of this version.
     #[error("it is no ring of this version")]
     Version,
+    /// Who offered it did not wait any longer.
+    #[error("it was withdrawn")]
+    Withdrawn,
     /// It cannot be mapped, for the reason that the errno tells.
     #[error("it cannot be mapped: {}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
@@ -121,6 +128,11 @@ impl Ring {
         Ok(())
     }
 
+    /// For who offered it: takes the offer back, so that nobody can take it any more. False: the peer has taken it.
+    pub fn withdraw(&self) -> bool {
+        self.producer.withdraw()
+    }
+
     /// Bytes that were written and not shown to the peer.
     pub fn hidden(&self) -> usize {
         self.producer.hidden()
@@ -128,8 +140,14 @@ impl Ring {
 
     /// Lets the peer see all that was written. Does it sleep? Then whoever asks wakes it: the answer is given once.
     #[must_use]
-    pub fn show(&mut self) -> bool {
-        !self.broken && self.producer.show()
+    pub fn show(&mut self, stats: &mut LinkStats) -> bool {
+        if self.broken {
+            return false;
+        }
+        self.producer.show().unwrap_or_else(|Broken| {
+            self.break_off(stats);
+            false
+        })
     }
 
     /// Reads packets of about `budget` bytes and gives them to `sink`: headers, payload without pad. Tells how many records there
@@ -163,6 +181,11 @@ impl Ring {
         self.broken
     }
 
+    /// Neither end has given it up, as far as can be seen: also before what the peer says of that was read.
+    pub fn is_usable(&self) -> bool {
+        !self.broken && !self.consumer.is_given_up()
+    }
+
     /// For the thread that sleeps.
     pub fn watch(&self) -> Watch {
         self.consumer.watch()
@@ -171,8 +194,9 @@ impl Ring {
     fn break_off(&mut self, stats: &mut LinkStats) {
         self.broken = true;
         self.consumer.stop();
+        self.producer.give_up();
         stats.ring_broken += 1;
-        log::warn!("the ring to a process of this host holds what Ferroce never writes: it is used no more");
+        log::warn!("the ring to a process of this host is broken, or was given up there: it is used no more");
     }
 }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use ferroce_core::mem;
 use ferroce_transport::Train;
 use ferroce_wire::{Headers, Psn};
 
 use super::shared::{AREA, Memory, Way};
-use super::{Broken, HEADERS_MAX, WORD, WRAP, record_len};
+use super::{Broken, GIVEN_UP, HEADERS_MAX, WORD, WRAP, record_len};
 use crate::payload::{Piece, Source};
 use crate::{LinkStats, SendError};
 
@@ -36,7 +35,7 @@ enum Trouble {
     Full,
     /// The program's memory is gone.
     Fault,
-    /// The other process wrote what it must not.
+    /// The other process wrote what it must not, or the ring's memory cannot be had: the system has none.
     Broken,
 }
 
@@ -99,14 +98,28 @@ impl Producer {
     }
 
     /// Lets the consumer see all that was written. Does it sleep? Then it has to be woken, once.
-    pub(super) fn show(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// The ring's memory cannot be had.
+    pub(super) fn show(&mut self) -> Result<bool, Broken> {
         self.shown = self.head;
         // The records first, then the word of them.
-        self.memory.head(self.way).store(self.head, Ordering::Release);
+        self.memory.head(self.way).store(self.head)?;
         // Either we see its flag, or it sees our head when it looks once more (`Watch`).
         fence(Ordering::SeqCst);
         let sleeping = self.memory.sleeping(self.way);
-        sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::SeqCst) != 0
+        let flag = sleeping.load()?;
+        Ok(flag != 0 && sleeping.compare_swap(flag, 0)? == flag)
+    }
+
+    pub(super) fn withdraw(&self) -> bool {
+        self.memory.withdraw()
+    }
+
+    /// Nothing is written any more, and the consumer shall know.
+    pub(super) fn give_up(&self) {
+        // Where the memory cannot be had the consumer finds that itself.
+        let _ = self.memory.head(self.way).store(GIVEN_UP);
     }
 
     #[cfg(test)]
@@ -120,7 +133,7 @@ impl Producer {
             self.look_at_tail()?;
             if self.tail == self.head {
                 self.base = self.head;
-                self.memory.base(self.way).store(self.base, Ordering::Relaxed);
+                self.memory.base(self.way).store(self.base)?;
             }
         }
         Ok(())
@@ -131,10 +144,11 @@ impl Producer {
     }
 
     /// Tells the consumer to go on at the start of the area, where the next record will be. The caller made sure of the room.
-    fn wrap(&mut self) {
+    fn wrap(&mut self) -> Result<(), Broken> {
         let offset = self.offset();
-        self.memory.record(self.way, offset).store(WRAP, Ordering::Relaxed);
+        self.memory.record(self.way, offset).store(WRAP)?;
         self.head += (AREA - offset) as u64;
+        Ok(())
     }
 
     /// Writes one packet behind the others and gives its length.
@@ -146,29 +160,27 @@ impl Producer {
             self.reserve(need)?;
         } else {
             self.reserve(to_end + need)?;
-            self.wrap();
+            self.wrap()?;
         }
         let offset = self.offset();
-        self.memory.record(self.way, offset).store(len as u64, Ordering::Relaxed);
-        // A fault on the ring's own memory: the system is out of memory, and the ring is of no more use.
-        let ours = |mem::Fault| Trouble::Broken;
+        self.memory.record(self.way, offset).store(len as u64)?;
         let mut at = offset + WORD;
-        self.memory.put(self.way, at, header.bytes()).map_err(ours)?;
+        self.memory.put(self.way, at, header.bytes())?;
         at += header.len;
         let end = at + payload;
         while at < end {
             at += match source.next(end - at) {
                 Piece::Memory { addr, len } => {
-                    self.memory.put_memory(self.way, at, addr, len).map_err(|mem::Fault| Trouble::Fault)?;
+                    self.memory.put_memory(self.way, at, addr, len)?.map_err(|_| Trouble::Fault)?;
                     len
                 }
                 Piece::Bytes(bytes) => {
-                    self.memory.put(self.way, at, bytes).map_err(ours)?;
+                    self.memory.put(self.way, at, bytes)?;
                     bytes.len()
                 }
             };
         }
-        self.memory.put(self.way, at, &[0; 3][..header.pad]).map_err(ours)?;
+        self.memory.put(self.way, at, &[0; 3][..header.pad])?;
         self.head += need as u64;
         Ok(len)
     }
@@ -187,7 +199,7 @@ impl Producer {
 
     /// The tail is what the other process says: it can only have moved on, and not past what was written.
     fn look_at_tail(&mut self) -> Result<(), Broken> {
-        let tail = self.memory.tail(self.way).load(Ordering::Acquire);
+        let tail = self.memory.tail(self.way).load()?;
         if tail < self.tail || tail > self.head || !tail.is_multiple_of(8) {
             return Err(Broken);
         }

@@ -1,30 +1,40 @@
 //! The memory of a ring, mapped by two processes, and the system call that wakes the other one.
 //!
-//! The other process may write to all of it at any time, whatever it agreed to: so no reference to its bytes is ever made. They
-//! are copied in and out by the routines of [`mem`], which are made for memory that changes meanwhile, and its words are atomics.
+//! The other process may write to all of it at any time, whatever it agreed to, and take its pages away, which then may not be had anew:
+//! so no reference to its bytes is ever made. They are copied in and out by the routines of [`mem`], which are made for memory that
+//! changes or vanishes meanwhile, words as well.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferroce_core::mem;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
-use super::Refusal;
+use super::wake::Token;
+use super::{Broken, Refusal};
 
 /// Bytes of data in each direction.
 pub(super) const AREA: usize = 512 << 10;
+/// Bytes of the smallest page.
+const PAGE: usize = 4096;
 /// Bytes before the data.
 const HEADER: usize = 4096;
 /// Bytes of the whole. No multiple of a huge page: memory of such pages, which may be missing when they are touched, is refused by
 /// its size alone.
 pub(super) const SIZE: usize = HEADER + 2 * AREA;
 /// "ferroce\0", then the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ferroce\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"ferroce\x02");
+/// Nobody took the offer yet.
+const OPEN: u64 = 0;
+/// The peer has taken it.
+const TAKEN: u64 = 1;
+/// Nobody can take it any more.
+const WITHDRAWN: u64 = 2;
 /// The size may not change any more, and no seal can be added that would forbid writing.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -42,6 +52,7 @@ pub(super) enum Way {
 /// | offset | content |
 /// |---|---|
 /// | 0 | magic and version |
+/// | 64 | the offer: 0 open, 1 taken, 2 withdrawn |
 /// | 128, 512 | head of each direction: where the producer will write next |
 /// | 136, 520 | base of each direction: the position that is at the start of its data |
 /// | 256, 640 | tail of each direction: where the consumer will read next |
@@ -54,7 +65,7 @@ pub(super) struct Memory {
     base: NonNull<u8>,
 }
 
-// SAFETY: the mapping belongs to no thread; what is in it is reached by atomics and by copies that expect it to change.
+// SAFETY: the mapping belongs to no thread; what is in it is reached by accesses alone that expect it to change.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -69,7 +80,7 @@ impl Memory {
         ftruncate(&fd, SIZE as u64)?;
         fcntl_add_seals(&fd, SEALS)?;
         let memory = Memory::map(&fd)?;
-        memory.word(0).store(MAGIC, Ordering::Release);
+        memory.word(0).store(MAGIC).map_err(|Broken| io::Error::from_raw_os_error(libc::ENOMEM))?;
         Ok((memory, fd))
     }
 
@@ -88,10 +99,31 @@ impl Memory {
             return Err(Refusal::Size);
         }
         let memory = Memory::map(fd).map_err(|error| Refusal::System(error.raw_os_error().unwrap_or(libc::EIO)))?;
-        if memory.word(0).load(Ordering::Acquire) != MAGIC {
+        let gone = |Broken| Refusal::System(libc::ENOMEM);
+        if memory.word(0).load().map_err(gone)? != MAGIC {
             return Err(Refusal::Version);
         }
-        Ok(memory)
+        if memory.settle(TAKEN).map_err(gone)? { Ok(memory) } else { Err(Refusal::Withdrawn) }
+    }
+
+    /// For who offered it: takes the offer back. False: the peer was first.
+    pub(super) fn withdraw(&self) -> bool {
+        // Memory that is gone is of no use to the peer either.
+        self.settle(WITHDRAWN).unwrap_or(true)
+    }
+
+    /// Settles what becomes of the offer; false: the other side settled it otherwise.
+    fn settle(&self, fate: u64) -> Result<bool, Broken> {
+        let before = self.word(64).compare_swap(OPEN, fate)?;
+        Ok(before == OPEN || before == fate)
+    }
+
+    /// For tests: a ring whose memory can be taken away, so that it is missing as it is when the system has none.
+    #[cfg(test)]
+    pub(super) fn create_unsealed() -> (Memory, OwnedFd) {
+        let fd = memfd_create("ferroce-ring-test", MemfdFlags::CLOEXEC).expect("a memory file");
+        ftruncate(&fd, SIZE as u64).expect("it grows");
+        (Memory::map(&fd).expect("it is mapped"), fd)
     }
 
     fn map(fd: &OwnedFd) -> io::Result<Memory> {
@@ -105,41 +137,37 @@ impl Memory {
     }
 
     /// Where the producer will write next.
-    pub(super) fn head(&self, way: Way) -> &AtomicU64 {
+    pub(super) fn head(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 128 } else { 512 })
     }
 
     /// The position that is at the start of the area.
-    pub(super) fn base(&self, way: Way) -> &AtomicU64 {
+    pub(super) fn base(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 136 } else { 520 })
     }
 
     /// Where the consumer will read next.
-    pub(super) fn tail(&self, way: Way) -> &AtomicU64 {
+    pub(super) fn tail(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 256 } else { 640 })
     }
 
     /// The consumer sleeps.
-    pub(super) fn sleeping(&self, way: Way) -> &AtomicU32 {
-        let at = if way == Way::There { 384 } else { 768 };
-        // SAFETY: aligned, inside the mapping, which lives as long as `self`, and never reached other than by atomics.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+    pub(super) fn sleeping(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 384 } else { 768 })
     }
 
     /// The word before a record's bytes.
     ///
     /// # Panics
     /// If `offset` is no multiple of 8 inside the area.
-    pub(super) fn record(&self, way: Way, offset: usize) -> &AtomicU64 {
+    pub(super) fn record(&self, way: Way, offset: usize) -> Word<'_> {
         assert!(offset.is_multiple_of(8) && offset < AREA, "no record begins at {offset}");
         self.word(area(way) + offset)
     }
 
-    fn word(&self, at: usize) -> &AtomicU64 {
+    fn word(&self, at: usize) -> Word<'_> {
         assert!(at.is_multiple_of(8) && at + 8 <= SIZE, "no word is at {at}");
-        // SAFETY: aligned and inside the mapping, as just seen; the mapping lives as long as `self`. Other accesses to these bytes are
-        // atomic, or copies that are made for memory that changes meanwhile.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+        Word { addr: (self.base.as_ptr() as usize + at) as u64, memory: PhantomData }
     }
 
     /// Copies bytes of ours into the area.
@@ -149,21 +177,38 @@ impl Memory {
     ///
     /// # Panics
     /// If they would not lie inside the area.
-    pub(super) fn put(&self, way: Way, offset: usize, bytes: &[u8]) -> Result<(), mem::Fault> {
-        mem::store(self.addr(way, offset, bytes.len()), bytes, false)
+    pub(super) fn put(&self, way: Way, offset: usize, bytes: &[u8]) -> Result<(), Broken> {
+        mem::store(self.addr(way, offset, bytes.len()), bytes, false).map_err(|mem::Fault| Broken)
     }
 
     /// Copies memory of the program into the area.
     ///
     /// # Errors
-    /// The program's memory is gone.
+    /// The program's memory is gone; or that of the area cannot be had.
     ///
     /// # Panics
     /// If the bytes would not lie inside the area.
-    pub(super) fn put_memory(&self, way: Way, offset: usize, addr: u64, len: usize) -> Result<(), mem::Fault> {
+    pub(super) fn put_memory(
+        &self,
+        way: Way,
+        offset: usize,
+        addr: u64,
+        len: usize,
+    ) -> Result<Result<(), mem::Fault>, Broken> {
         let to = self.addr(way, offset, len);
         // SAFETY: `len` bytes from there lie inside the mapping (checked by `addr`), to which nobody has a reference.
-        unsafe { mem::load_raw(addr, to as *mut u8, len) }
+        match unsafe { mem::load_shared(addr, to as *mut u8, len) } {
+            Ok(()) => Ok(Ok(())),
+            // Whose fault was it?
+            Err(mem::Fault) => self.touch(way, offset, len).map(|()| Err(mem::Fault)),
+        }
+    }
+
+    /// Writes to each page of a piece of the area.
+    fn touch(&self, way: Way, offset: usize, len: usize) -> Result<(), Broken> {
+        let ends = [offset, offset + len.saturating_sub(1)];
+        let pages = (offset.next_multiple_of(PAGE)..offset + len).step_by(PAGE);
+        ends.into_iter().chain(pages).try_for_each(|at| self.put(way, at, &[0]))
     }
 
     /// Copies bytes out of the area.
@@ -173,13 +218,37 @@ impl Memory {
     ///
     /// # Panics
     /// If they do not lie inside the area.
-    pub(super) fn take(&self, way: Way, offset: usize, into: &mut [u8]) -> Result<(), mem::Fault> {
-        mem::load(self.addr(way, offset, into.len()), into)
+    pub(super) fn take(&self, way: Way, offset: usize, into: &mut [u8]) -> Result<(), Broken> {
+        mem::load(self.addr(way, offset, into.len()), into).map_err(|mem::Fault| Broken)
     }
 
     fn addr(&self, way: Way, offset: usize, len: usize) -> u64 {
         assert!(offset <= AREA && len <= AREA - offset, "{len} bytes at {offset} are not inside the area");
         (self.base.as_ptr() as usize + area(way) + offset) as u64
+    }
+}
+
+/// A word of a ring's memory. Every access may find that the memory cannot be had: then the ring is broken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word<'a> {
+    addr: u64,
+    memory: PhantomData<&'a Memory>,
+}
+
+impl Word<'_> {
+    /// With acquire order.
+    pub(super) fn load(self) -> Result<u64, Broken> {
+        mem::load_word(self.addr).map_err(|mem::Fault| Broken)
+    }
+
+    /// With release order.
+    pub(super) fn store(self, value: u64) -> Result<(), Broken> {
+        mem::store_word(self.addr, value).map_err(|mem::Fault| Broken)
+    }
+
+    /// Replaces `compare` by `swap`, in sequence with everything; gives what was there.
+    pub(super) fn compare_swap(self, compare: u64, swap: u64) -> Result<u64, Broken> {
+        mem::compare_swap(self.addr, compare, swap).map_err(|mem::Fault| Broken)
     }
 }
 
@@ -194,18 +263,17 @@ fn area(way: Way) -> usize {
     HEADER + if way == Way::There { 0 } else { AREA }
 }
 
-/// Sends one byte to a connected Unix datagram socket. Never waits, whatever the socket's flags are. Past the C library, as the
+/// Sends a token over a connected Unix datagram socket. Never waits, whatever the socket's flags are. Past the C library, as the
 /// system calls of the UDP link: its function is a cancellation point.
-pub(super) fn send_byte(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let byte = 1u8;
+pub(super) fn send_token(fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the kernel reads one byte of a local.
+    // SAFETY: the kernel reads the bytes of a local.
     let sent = unsafe {
         libc::syscall(
             libc::SYS_sendto,
             fd.as_raw_fd(),
-            &raw const byte,
-            1usize,
+            token.as_ptr(),
+            token.len(),
             flags,
             std::ptr::null::<c_void>(),
             0usize,
@@ -214,8 +282,38 @@ pub(super) fn send_byte(fd: BorrowedFd<'_>) -> io::Result<()> {
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Has the kernel drop what comes to a datagram socket and does not begin with the token.
+pub(super) fn take_only(fd: BorrowedFd<'_>, token: Token) -> io::Result<()> {
+    const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    // Words of a filter are big-endian; a load past the end drops.
+    let word = |at: usize| u32::from_be_bytes([token[at], token[at + 1], token[at + 2], token[at + 3]]);
+    let mut program = [
+        instruction(LOAD_WORD, 0, 0),
+        instruction(JUMP_IF_EQUAL, 3, word(0)),
+        instruction(LOAD_WORD, 0, 4),
+        instruction(JUMP_IF_EQUAL, 1, word(4)),
+        instruction(RETURN, 0, u32::MAX),
+        instruction(RETURN, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel reads the structure and the instructions that it points to; both are locals.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Takes one datagram from a socket and forgets it. Never waits. False: there was none.
-pub(super) fn take_byte(fd: BorrowedFd<'_>) -> bool {
+pub(super) fn take_datagram(fd: BorrowedFd<'_>) -> bool {
     let mut byte = 0u8;
     // SAFETY: the kernel writes at most one byte to a local.
     let received = unsafe {

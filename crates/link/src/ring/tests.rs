@@ -7,7 +7,7 @@ use ferroce_wire::{Bth, Headers, Opcode, Psn, Reth};
 use super::*;
 
 /// A WRITE of the buffer's bytes `from..from + len` in packets of `mtu`.
-fn write_train(buffer: &Buffer, from: usize, len: usize, mtu: usize, psn: u32) -> Train {
+pub(super) fn write_train(buffer: &Buffer, from: usize, len: usize, mtu: usize, psn: u32) -> Train {
     let packets = len.div_ceil(mtu).max(1);
     let bth = |opcode, last: bool| Bth {
         pad: if last { (len.wrapping_neg() % 4) as u8 } else { 0 },
@@ -58,13 +58,13 @@ pub(super) struct End {
 }
 
 impl End {
-    fn new(ring: Ring) -> End {
+    pub(super) fn new(ring: Ring) -> End {
         End { ring, stats: LinkStats::default(), scratch: Box::new([0; PACKET_MAX]) }
     }
 
     pub(super) fn send(&mut self, train: &Train) -> Result<(), SendError> {
         let sent = self.ring.send(train, &mut self.stats);
-        let _ = self.ring.show();
+        let _ = self.ring.show(&mut self.stats);
         sent
     }
 
@@ -121,7 +121,7 @@ fn what_is_not_shown_is_not_seen_and_then_all_at_once() {
         assert!(b.recv(1 << 20).is_empty());
     }
     assert_eq!(a.ring.hidden(), 2 * (8 + 16));
-    assert!(!a.ring.show(), "nobody sleeps");
+    assert!(!a.ring.show(&mut a.stats), "nobody sleeps");
     assert_eq!((a.ring.hidden(), b.recv(1 << 20).len()), (0, 2));
 }
 
@@ -190,7 +190,7 @@ fn a_sleeper_is_woken_for_every_packet_it_must_see() {
                     a.ring
                         .send(&inline_train(&bytes[..psn as usize % 5], psn), &mut a.stats)
                         .expect("its memory is there");
-                    if a.ring.show() {
+                    if a.ring.show(&mut a.stats) {
                         waker.wake();
                     }
                 }
@@ -241,6 +241,6 @@ fn a_quiet_ring_touches_few_pages() {
         assert_eq!(b.recv(1 << 20).len(), 1);
     }
     let (memory, way) = a.ring.producer.memory_and_way();
-    let touched = |offset| memory.record(way, offset).load(std::sync::atomic::Ordering::Relaxed) != 0;
+    let touched = |offset| memory.record(way, offset).load() != Ok(0);
     assert!(touched(0) && !(3..128).any(|page| (0..4096).step_by(8).any(|at| touched(page * 4096 + at))));
 }

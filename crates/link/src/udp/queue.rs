@@ -86,6 +86,15 @@ impl Queue {
         self.batches.len()
     }
 
+    /// From now on what is queued is for other addresses.
+    ///
+    /// # Panics
+    /// If something is queued.
+    pub(super) fn aim(&mut self, sum: PathSum) {
+        assert!(self.batches.is_empty(), "what is queued is summed for the addresses of before");
+        self.sum = sum;
+    }
+
     /// From now on every packet is a datagram of its own.
     pub(super) fn stop_batching(&mut self) {
         self.limits.packets = 1;

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
 
 use ferroce_transport::{PathAddr, Train};
-use ferroce_wire::NetHeader;
 use ferroce_wire::icrc::Pseudo;
+use ferroce_wire::{NetHeader, Opcode};
 
 use super::arena::Arena;
 use super::queue::{Limits, Queue};
@@ -22,6 +22,8 @@ const ARENA: usize = 256 << 10;
 const SNDBUF: usize = 4 << 20;
 /// How often a full socket is tried again, each time after letting others run, before its datagrams are dropped.
 const FULL_RETRIES: u32 = 32;
+/// Sockets for answers to strangers: one for each source address of late.
+const ANSWER_SOCKETS: usize = 4;
 /// A GSO or plain datagram's most bytes: 65,535 less the headers that count.
 const MAX_BYTES_V4: usize = 65_507;
 const MAX_BYTES_V6: usize = 65_527;
@@ -59,6 +61,9 @@ pub(super) struct Sender {
     max_packets: u16,
     sockets: Vec<TxSocket>,
     index: HashMap<Key, usize>,
+    /// For answers to datagrams of whom the program sends nothing to. Anybody in the network may ask, from any address, queue pair and
+    /// with any traffic class: a socket for each would be theirs to open, and to close others by.
+    answers: Vec<TxSocket>,
     /// The socket of the last train: most often that of the next one.
     last: usize,
     /// Sockets with something queued, in the order of their first train.
@@ -77,6 +82,7 @@ impl Sender {
             max_packets: gso_segments.max(1),
             sockets: Vec::new(),
             index: HashMap::new(),
+            answers: Vec::new(),
             last: 0,
             dirty: Vec::new(),
             turn: 0,
@@ -100,9 +106,15 @@ impl Sender {
             self.flush_all(stats);
         }
         let path = train.path.as_deref().unwrap_or(path);
-        let slot = self.socket(path, (train.head.bth.dest_qp >> 14) as u16, stats)?;
+        let lane = (train.head.bth.dest_qp >> 14) as u16;
         self.turn += 1;
-        let socket = &mut self.sockets[slot];
+        let (socket, slot) = if is_answer(train) && !self.index.contains_key(&Key { path: path.clone(), lane }) {
+            let at = self.answer_socket(path, stats)?;
+            (&mut self.answers[at], None)
+        } else {
+            let slot = self.socket(path, lane, stats)?;
+            (&mut self.sockets[slot], Some(slot))
+        };
         socket.used = self.turn;
         let fresh = socket.queue.batches() == 0;
         let queued = if hooks.is_empty() {
@@ -117,7 +129,7 @@ impl Sender {
         queued?;
         stats.tx_trains += 1;
         if fresh {
-            self.dirty.push(slot);
+            self.dirty.extend(slot);
         }
         Ok(())
     }
@@ -157,6 +169,30 @@ impl Sender {
         Ok(self.last)
     }
 
+    /// The socket for answers from a source address, aimed at the destination. What goes to another one is sent first.
+    fn answer_socket(&mut self, path: &PathAddr, stats: &mut LinkStats) -> Result<usize, SendError> {
+        let path = PathAddr { tclass: 0, flow_label: 0, hop_limit: DEFAULT_HOP_LIMIT, ..path.clone() };
+        let known = self.answers.iter().position(|socket| socket.key.path.src == path.src);
+        if let Some(at) = known {
+            let socket = &mut self.answers[at];
+            if socket.key.path != path {
+                socket.flush(&mut self.arena, stats, &mut self.failed);
+                socket.aim(path, self.port);
+            }
+            return Ok(at);
+        }
+        let socket = TxSocket::open(Key { path, lane: 0 }, self.port, self.max_packets);
+        let socket = socket.map_err(|error| unreachable(&error))?;
+        if self.answers.len() < ANSWER_SOCKETS {
+            self.answers.push(socket);
+            return Ok(self.answers.len() - 1);
+        }
+        let oldest = (0..self.answers.len()).min_by_key(|&at| self.answers[at].used).expect("there are some");
+        self.answers[oldest].flush(&mut self.arena, stats, &mut self.failed);
+        self.answers[oldest] = socket;
+        Ok(oldest)
+    }
+
     /// Closes the least recently used socket. Slots change.
     fn close_oldest(&mut self, stats: &mut LinkStats) {
         self.flush_all(stats);
@@ -172,6 +208,9 @@ impl Sender {
     fn flush_all(&mut self, stats: &mut LinkStats) {
         for slot in self.dirty.drain(..) {
             self.sockets[slot].flush(&mut self.arena, stats, &mut self.failed);
+        }
+        for socket in &mut self.answers {
+            socket.flush(&mut self.arena, stats, &mut self.failed);
         }
         self.arena.rewind(0);
     }
@@ -197,6 +236,14 @@ impl TxSocket {
         let queue = Queue::new(sum, Limits { packets: max_packets, bytes });
         let peer = Name::from(&with_scope(dst, port, &key.path));
         Ok(TxSocket { fd: socket, key, peer, src_port, queue, used: 0 })
+    }
+
+    /// From now on it sends from its address to another one, by a path with the same options. Nothing is queued.
+    fn aim(&mut self, path: PathAddr, port: u16) {
+        let (src, dst) = (path.src.to_canonical(), path.dst.to_canonical());
+        self.queue.aim(PathSum::new(Pseudo::new(src, dst, self.src_port), dst.is_ipv4()));
+        self.peer = Name::from(&with_scope(dst, port, &path));
+        self.key.path = path;
     }
 
     /// Sends what is queued, in order; leaves nothing queued.
@@ -289,6 +336,11 @@ impl TxSocket {
         }
         any
     }
+}
+
+/// A packet of our own to whom a datagram names.
+fn is_answer(train: &Train) -> bool {
+    train.head.bth.opcode == Opcode::FERROCE_FLOW && train.path.is_some()
 }
 
 fn set_options(fd: std::os::fd::BorrowedFd<'_>, path: &PathAddr, dst: IpAddr) -> io::Result<()> {
@@ -427,6 +479,70 @@ mod tests {
             path: None,
             from: Side::Requester,
         }
+    }
+
+    /// Strangers choose whom to answer: that opens no socket for each, and closes none of the program's.
+    #[test]
+    fn answers_to_many_strangers_go_by_one_socket() {
+        const STRANGERS: u32 = 600;
+        let rx = UdpSocket::bind("0.0.0.0:0").unwrap();
+        rx.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        let localhost = IpAddr::from([127, 0, 0, 1]);
+        let to = |dst: IpAddr, tclass: u8| PathAddr {
+            src: localhost,
+            dst,
+            ifindex: 0,
+            tclass,
+            hop_limit: 64,
+            flow_label: 0,
+        };
+        let stranger = |n: u32| IpAddr::from([127, 1, 0, (n % 200) as u8]);
+        let options = UdpOptions { port: rx.local_addr().unwrap().port(), max_sockets: 2, ..Default::default() };
+        let (mut stats, mut hooks) = (LinkStats::default(), Hooks::default());
+        let mut sender = Sender::new(&options, Capabilities::probe().gso_segments);
+        let of_program = sender.socket(&to(localhost, 0), 7, &mut stats).unwrap();
+        let answer = |n: u32, path: PathAddr| {
+            let mut train = message(n, &n.to_be_bytes());
+            train.head.bth = Bth::new(Opcode::FERROCE_FLOW, n << 14 | 5, Psn::new(n));
+            Train { body: Opcode::FERROCE_FLOW, path: Some(path.into()), from: Side::Responder, ..train }
+        };
+        let mut bytes = [0; 1000];
+        for n in 0..STRANGERS {
+            let train = answer(n, to(stranger(n), n as u8));
+            sender.send(0, &to(localhost, 0), &train, &mut hooks, &mut stats).unwrap();
+            if n % 5 != 4 {
+                continue;
+            }
+            sender.flush(&mut stats, &mut |cookie, error| panic!("{cookie}: {error}"));
+            for n in n - 4..=n {
+                let (len, from) = rx.recv_from(&mut bytes).unwrap();
+                let net = NetHeader {
+                    src: from.ip(),
+                    dst: stranger(n),
+                    src_port: from.port(),
+                    tclass: 0,
+                    hop_limit: 64,
+                    udp_len: 0,
+                    ifindex: 0,
+                };
+                let (mut check, mut seen) = (LinkStats::default(), Vec::new());
+                ingest(&net, 0, &bytes[..len], &mut check, &mut |_, headers, payload| {
+                    seen.push((headers.bth.psn.get(), payload.to_vec()));
+                });
+                assert_eq!((check.rx_icrc_known, seen), (1, vec![(n, n.to_be_bytes().to_vec())]));
+            }
+        }
+        assert_eq!((sender.sockets.len(), sender.answers.len(), stats.tx_sockets_evicted), (1, 1, 0));
+        // Whom the program sends to is answered by the socket for that.
+        sender.send(0, &to(localhost, 0), &answer(7, to(localhost, 0)), &mut hooks, &mut stats).unwrap();
+        assert_eq!(sender.sockets[of_program].queue.batches(), 1);
+        // More addresses of our own than there are sockets for answers.
+        for n in 0..20u8 {
+            let path = PathAddr { src: IpAddr::from([127, 2, 0, n]), ..to(localhost, 0) };
+            sender.send(0, &path, &answer(n.into(), path.clone()), &mut hooks, &mut stats).unwrap();
+        }
+        assert_eq!((sender.sockets.len(), sender.answers.len()), (1, ANSWER_SOCKETS));
+        sender.flush(&mut stats, &mut |cookie, error| panic!("{cookie}: {error}"));
     }
 
     /// Some routes refuse batches (here: because the socket sends no checksums). The packets go out one by one, each with the ICRC for

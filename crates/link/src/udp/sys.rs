@@ -9,6 +9,7 @@ use std::io;
 use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use libc::{c_int, c_void, socklen_t};
 
@@ -114,13 +115,15 @@ impl Buffer {
         }
     }
 
-    /// What a process without rights may ask for: the sysctl, or the kernel's default for it.
+    /// What a process without rights may ask for: the sysctl as it was at first, or the kernel's default for it.
     fn limit(self) -> usize {
-        let path = match self {
-            Buffer::Send => "/proc/sys/net/core/wmem_max",
-            Buffer::Receive => "/proc/sys/net/core/rmem_max",
+        static LIMITS: [OnceLock<usize>; 2] = [const { OnceLock::new() }; 2];
+        let (place, path) = match self {
+            Buffer::Send => (0, "/proc/sys/net/core/wmem_max"),
+            Buffer::Receive => (1, "/proc/sys/net/core/rmem_max"),
         };
-        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(212_992)
+        let read = || std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(212_992);
+        *LIMITS[place].get_or_init(read)
     }
 }
 

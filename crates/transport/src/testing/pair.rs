@@ -343,9 +343,8 @@ impl Pair {
 
     /// Modifies one end; must succeed.
     pub fn modify(&mut self, who: Who, attr: &QpAttr, mask: QpAttrMask) {
-        let now = self.now;
         let end = self.end_mut(who);
-        end.qp.modify(now, attr, mask, &mut end.host).unwrap_or_else(|error| panic!("{error}"));
+        end.qp.modify(attr, mask, &mut end.host).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Takes one end to a state without attributes (RESET, ERR, SQD, RTS again).
@@ -405,7 +404,7 @@ impl Pair {
 
     /// Posts any request at one end. On UD it goes to the other end unless it says otherwise.
     pub fn post_wr(&mut self, who: Who, mut wr: SendWr) {
-        let (now, qpn) = (self.now, self.end(who.peer()).qp.init().qpn);
+        let qpn = self.end(who.peer()).qp.init().qpn;
         let end = self.end_mut(who);
         if end.qp.init().qp_type == QpType::Ud && wr.ud.is_none() {
             wr.ud = Some(UdDest { path: Arc::clone(&end.path), qpn, qkey: QKEY });
@@ -413,7 +412,7 @@ impl Pair {
         if end.qp.init().qp_type == QpType::XrcSend {
             wr.xrc_srqn.get_or_insert(SRQN);
         }
-        end.qp.post_send(now, wr, &mut end.host);
+        end.qp.post_send(wr, &mut end.host);
     }
 
     /// A WRITE to `offset` of B's region.
@@ -477,7 +476,7 @@ impl Pair {
             let Some(train) = end.qp.poll_transmit(now, &mut end.host) else { return };
             match explode(&train, &end.path, &end.host.memory) {
                 Ok(packets) => packets.into_iter().for_each(|packet| self.send(who, packet)),
-                Err(error) => end.qp.handle_transmit_fault(now, &train, error, &mut end.host),
+                Err(error) => end.qp.handle_transmit_fault(&train, error, &mut end.host),
             }
         }
     }

@@ -479,7 +479,7 @@ fn a_train_that_did_not_go_out_is_not_waited_for() {
     assert!(train.tail.expect("of several packets").bth.ack_req && in_flight(&pair) > 0);
     // Complete, and then the link finds the memory gone: the program's own fault.
     assert!(pair.a.qp.poll_transmit(0, &mut pair.a.host).is_none());
-    pair.a.qp.handle_transmit_fault(0, &train, crate::MemoryError::Fault, &mut pair.a.host);
+    pair.a.qp.handle_transmit_fault(&train, crate::MemoryError::Fault, &mut pair.a.host);
     assert_eq!((in_flight(&pair), pair.a.qp.state()), (0, QpState::Rts));
     pair.run();
     assert!(pair.now <= 50 * MS && pair.a.host.sent.len() == 1);

@@ -54,11 +54,10 @@ impl<'a> Node<'a> {
         };
         let qp = Qp::new(QpInit { qpn: pair.qpn[own], qp_type, pd: 1, has_srq: false, max_send_wr: 128 });
         self.played.push(Played::new(pair, self.end, qp));
-        let now = self.now;
         let (qp, mut host) = self.lend(self.played.len() - 1, false);
         for (state, mask) in to_rts(qp_type) {
             attr.state = state;
-            qp.modify(now, &attr, mask | QpAttrMask::STATE, &mut host).expect("the recording's attributes are good");
+            qp.modify(&attr, mask | QpAttrMask::STATE, &mut host).expect("the recording's attributes are good");
         }
     }
 
@@ -153,9 +152,8 @@ impl<'a> Node<'a> {
             qkey: act.args.number("qkey").map_or(self.played[index].qp.attr().qkey, |qkey| qkey as u32),
         });
         let wr = SendWr { wr_id: number("wid"), flags: send_flags(&act.args), data, ud, xrc_srqn: None, op };
-        let now = self.now;
         let (qp, mut host) = self.lend(index, false);
-        qp.post_send(now, wr, &mut host);
+        qp.post_send(wr, &mut host);
         self.drain(index);
     }
 
@@ -289,10 +287,9 @@ impl<'a> Node<'a> {
 
     fn modify(&mut self, index: usize, act: &Act) {
         assert_eq!(act.args.number("state"), Some(QpState::Err as u64));
-        let now = self.now;
         let (qp, mut host) = self.lend(index, false);
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-        qp.modify(now, &attr, QpAttrMask::STATE, &mut host).expect("ERR is always allowed");
+        qp.modify(&attr, QpAttrMask::STATE, &mut host).expect("ERR is always allowed");
         self.drain(index);
     }
 
