@@ -355,7 +355,7 @@ impl World {
         }
         self.activate(qp);
         let node = self.qps[qp].node;
-        self.schedule_turn(node, now);
+        self.schedule_turn(node, self.now);
     }
 
     /// To RESET: everything vanishes.

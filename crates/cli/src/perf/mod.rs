@@ -17,9 +17,7 @@ use self::plan::{
 };
 use self::report::{Figures, Outcome, Setting};
 use crate::output::{Out, complain};
-use crate::rig::{
-    Control, Endpoint, GREETING_PATIENCE, Partner, Peer, PeerQp, Place, Registered, Settings, check_hello, listen,
-};
+use crate::rig::{Control, Endpoint, GREETING_PATIENCE, Partner, Peer, PeerQp, Place, Registered, Settings, listen};
 
 /// Most queue pairs of one test.
 const MAX_QPS: u32 = 1024;
@@ -113,8 +111,7 @@ fn serve(args: &PerfArgs) -> Result<u8> {
 }
 
 fn serve_client(args: &PerfArgs, mut control: Control) -> Result<()> {
-    let greeting: Greeting = control.recv_greeting(GREETING_PATIENCE)?;
-    check_hello(&greeting.hello, HELLO)?;
+    let greeting: Greeting = control.recv_greeting(HELLO, GREETING_PATIENCE)?;
     if greeting.half > MAX_SIZE || greeting.qps > MAX_QPS || greeting.settings.depth > 8192 || greeting.half == 0 {
         bail!("the client asks for more than a test needs");
     }

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// Longest line accepted, in bytes: room for some thousand queue pairs.
 const MAX_LINE: usize = 1 << 20;
@@ -15,8 +15,20 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a client may take for its greeting, while others wait for their turn.
 pub(crate) const GREETING_PATIENCE: Duration = Duration::from_secs(10);
 
+/// What every greeting has, of whatever command and version.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    hello: String,
+}
+
+/// The server's answer to a client that is not for it.
+#[derive(Serialize, Deserialize)]
+struct Refused {
+    refused: String,
+}
+
 /// Whether a client is the one for this server: its greeting is the command and a version.
-pub(crate) fn check_hello(client: &str, server: &str) -> Result<()> {
+fn check_hello(client: &str, server: &str) -> Result<()> {
     let command = |hello: &str| hello.rsplit_once(' ').map(|(command, _)| command.to_owned());
     match (command(client), command(server)) {
         _ if client == server => Ok(()),
@@ -82,10 +94,17 @@ impl Control {
         message(&self.line(None)?)
     }
 
-    /// Receives the first message, which must be there in time: whoever connects and says nothing keeps others waiting.
-    pub(crate) fn recv_greeting<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T> {
+    /// Receives the first message, which must be there in time: whoever connects and says nothing keeps others waiting. `hello` is
+    /// what a client for this server says; another one is told so.
+    pub(crate) fn recv_greeting<T: DeserializeOwned>(&mut self, hello: &str, patience: Duration) -> Result<T> {
         let line = self.line(Some(Instant::now() + patience))?;
         self.writer.set_read_timeout(None).context("cannot set a timeout")?;
+        let client: Hello = message(&line)?;
+        if let Err(error) = check_hello(&client.hello, hello) {
+            // It may not listen any more.
+            let _ = self.send(&Refused { refused: error.to_string() });
+            return Err(error);
+        }
         message(&line)
     }
 
@@ -119,9 +138,14 @@ impl Control {
 fn message<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
     match line.last() {
         None => bail!("the peer ended; its own messages say why"),
-        Some(b'\n') => serde_json::from_slice(line).with_context(|| {
-            let shown: String = String::from_utf8_lossy(line).chars().filter(|c| !c.is_control()).take(80).collect();
-            format!("the peer sent something unexpected (another version?): {shown}")
+        Some(b'\n') => serde_json::from_slice(line).map_err(|error| match serde_json::from_slice(line) {
+            Ok(Refused { refused }) => anyhow!("the server says: {refused}"),
+            Err(_) => {
+                let shown: String =
+                    String::from_utf8_lossy(line).chars().filter(|c| !c.is_control()).take(80).collect();
+                anyhow::Error::new(error)
+                    .context(format!("the peer sent something unexpected (another version?): {shown}"))
+            }
         }),
         Some(_) => bail!("the peer sent a line that is cut off or too long"),
     }
@@ -155,6 +179,18 @@ mod tests {
         assert!(told("\u{7}").contains("another version"));
     }
 
+    /// Their greetings have nothing in common but `hello`.
+    #[test]
+    fn a_client_of_another_command_is_told_which_server_it_needs() {
+        let (mut server, client) = pair();
+        let mut client = Control::new(client).expect("can set up");
+        client.send(&serde_json::json!({ "hello": "ferroce verify 1", "other": 7 })).expect("can send");
+        let error = server.recv_greeting::<(u32, u32)>("ferroce perf 1", GREETING_PATIENCE).expect_err("not for it");
+        assert!(error.to_string().contains("start `ferroce verify server`"), "{error}");
+        let told = client.recv::<Vec<u32>>().expect_err("it is refused").to_string();
+        assert!(told.starts_with("the server says: ") && told.contains("start `ferroce verify server`"), "{told}");
+    }
+
     #[test]
     fn messages_arrive_in_order() {
         let (mut a, b) = pair();
@@ -184,12 +220,13 @@ mod tests {
         for bytes in [&b""[..], b"[1"] {
             let (mut a, mut b) = pair();
             b.write_all(bytes).expect("can send");
-            let error = a.recv_greeting::<Vec<u32>>(Duration::from_millis(20)).expect_err("no line came");
+            let error = a.recv_greeting::<Vec<u32>>("x", Duration::from_millis(20)).expect_err("no line came");
             assert!(format!("{error:#}").contains("in time"), "{error:#}");
         }
         let (mut a, mut b) = pair();
-        b.write_all(b"[1]\n[2]\n").expect("can send");
-        assert_eq!(a.recv_greeting::<Vec<u32>>(GREETING_PATIENCE).expect("it is there"), [1]);
+        b.write_all(b"{\"hello\":\"x\"}\n[2]\n").expect("can send");
+        let there: serde_json::Value = a.recv_greeting("x", GREETING_PATIENCE).expect("it is there");
+        assert_eq!(there["hello"], "x");
         assert_eq!(a.writer.read_timeout().expect("is known"), None, "a test may take long");
         assert_eq!(a.recv::<Vec<u32>>().expect("it is there"), [2]);
     }

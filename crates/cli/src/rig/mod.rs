@@ -6,7 +6,7 @@ mod memory;
 mod partner;
 mod place;
 
-pub(crate) use control::{Control, GREETING_PATIENCE, check_hello, listen};
+pub(crate) use control::{Control, GREETING_PATIENCE, listen};
 pub(crate) use endpoint::{Choice, Endpoint, Peer, PeerQp, QKEY, Settings, status_error};
 pub(crate) use memory::Registered;
 pub(crate) use partner::Partner;

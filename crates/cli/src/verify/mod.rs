@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use self::case::{Case, Op, Transport, cases};
 use self::end::{End, SETTINGS, Verdict};
 use crate::output::{Out, Table, complain};
-use crate::rig::{Control, GREETING_PATIENCE, Partner, Peer, Place, Settings, check_hello, listen};
+use crate::rig::{Control, GREETING_PATIENCE, Partner, Peer, Place, Settings, listen};
 
 /// How often an unreliable message may be lost before its case is given up.
 const MAX_LOSSES: u32 = 3;
@@ -143,8 +143,7 @@ fn serve(args: &VerifyArgs) -> Result<u8> {
 }
 
 fn serve_client(args: &VerifyArgs, mut control: Control) -> Result<()> {
-    let greeting: Greeting = control.recv_greeting(GREETING_PATIENCE)?;
-    check_hello(&greeting.hello, HELLO)?;
+    let greeting: Greeting = control.recv_greeting(HELLO, GREETING_PATIENCE)?;
     let settings = Settings { events: greeting.settings.events, ..SETTINGS };
     let mut end = End::open(&args.place, &control, settings)?;
     control.send(&end.introduction())?;
