@@ -52,6 +52,8 @@ layout!(ibv_data_buf, 16, addr @ 0, length @ 8);
 layout!(ibv_send_wr, 128, wr_id @ 0, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm_data @ 36, wr @ 40, remote_srqn @ 72, bind_mw @ 80);
 layout!(ibv_mw_bind_info, 32, mr @ 0, addr @ 8, length @ 16, mw_access_flags @ 24);
 layout!(ibv_mw_bind, 48, wr_id @ 0, send_flags @ 8, bind_info @ 16);
+layout!(ibv_ops_wr, 72, wr_id @ 0, next @ 8, opcode @ 16, flags @ 20, tm @ 24);
+layout!(ibv_ops_wr_tm, 48, unexpected_cnt @ 0, handle @ 4, recv_wr_id @ 8, sg_list @ 16, num_sge @ 24, tag @ 32, mask @ 40);
 layout!(ibv_recv_wr, 32, wr_id @ 0, next @ 8, sg_list @ 16, num_sge @ 24);
 layout!(ibv_wc, 48, wr_id @ 0, status @ 8, opcode @ 12, vendor_err @ 16, byte_len @ 20, imm_data @ 24, qp_num @ 28, src_qp @ 32, wc_flags @ 36, pkey_index @ 40, slid @ 42, sl @ 44, dlid_path_bits @ 45);
 layout!(ibv_device, 664, _ops @ 0, node_type @ 16, transport_type @ 20, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408);

@@ -15,6 +15,7 @@ pub mod mem;
 pub mod recv_queue;
 pub mod srq;
 pub mod sync;
+pub mod tags;
 pub mod xrc;
 
 mod event_fd;
@@ -28,4 +29,5 @@ pub use limits::DeviceAttr;
 pub use mem::{Buffer, RawRegion};
 pub use recv_queue::RecvQueue;
 pub use srq::Srq;
+pub use tags::{TagChange, TagList, TagOp, TaggedRecv};
 pub use xrc::{XrcDomain, XrcSrq};

@@ -32,7 +32,9 @@ pub use context::{Context, service, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, device_named, device_of, devices};
 pub use error::{Error, Result};
-pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, flow, limits, sync};
+pub use ferroce_core::{
+    AsyncEvent, Buffer, CompChannel, RawRegion, TagChange, TagOp, TaggedRecv, WindowKind, flow, limits, sync,
+};
 pub use ferroce_engine::{Attendance, Counters, QueueCaps};
 pub use ferroce_service::{ServiceError, client::Client, cm};
 pub use ferroce_transport::{
@@ -45,7 +47,7 @@ pub use mw::Mw;
 pub use pair::{ConnectOptions, Endpoint};
 pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
 pub use qp::{InitiatorCreate, Qp, QpCreate, QpModify};
-pub use srq::{Srq, SrqCreate};
+pub use srq::{Srq, SrqCreate, TagSrqCreate};
 pub use steering::Flow;
 pub use wq::{RwqTable, SpreadCreate, Wq, WqCreate, WqState};
 pub use xrc::{Xrcd, XrcdOpen};

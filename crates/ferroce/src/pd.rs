@@ -9,12 +9,13 @@ use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion, Reregister, Wi
 use ferroce_transport::{Access, PathAddr};
 
 use crate::context::Context;
+use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::mw::Mw;
 use crate::objects;
 use crate::qp::{InitiatorCreate, Qp, QpCreate};
 use crate::route;
-use crate::srq::{Srq, SrqCreate};
+use crate::srq::{Srq, SrqCreate, TagSrqCreate};
 use crate::wq::{SpreadCreate, Wq, WqCreate};
 
 /// A protection domain: the boundary inside which regions and queue pairs may meet.
@@ -121,6 +122,15 @@ impl Pd {
     pub fn create_srq(self: &Arc<Self>, create: &SrqCreate) -> Result<Arc<Srq>> {
         self.context.check()?;
         Srq::create(self, create)
+    }
+
+    /// Makes a shared receive queue that matches tags. What RC queue pairs receive by it, and what is done with its tag list, completes in `cq`.
+    ///
+    /// # Errors
+    /// EINVAL: sizes above the device's limits, no room for tags, a CQ of another context.
+    pub fn create_tag_srq(self: &Arc<Self>, cq: &Arc<Cq>, create: &TagSrqCreate) -> Result<Arc<Srq>> {
+        self.context.check()?;
+        Srq::create_with_tags(self, cq, create)
     }
 
     /// Makes an address handle.

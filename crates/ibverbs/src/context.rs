@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, wq, xrc};
+use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, tags, wq, xrc};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -184,7 +184,7 @@ fn dispatch(context: ibv_context) -> verbs_context {
         dealloc_td: Some(domain::dealloc_td),
         alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
-        post_srq_ops: Some(slots::post_srq_ops),
+        post_srq_ops: Some(tags::post_srq_ops),
         destroy_rwq_ind_table: Some(wq::destroy_rwq_ind_table),
         create_rwq_ind_table: Some(wq::create_rwq_ind_table),
         destroy_wq: Some(wq::destroy_wq),

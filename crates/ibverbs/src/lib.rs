@@ -53,6 +53,7 @@ pub mod srq;
 mod start;
 pub mod strings;
 pub mod sysfs;
+mod tags;
 pub mod unsupported;
 mod wq;
 mod xrc;

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{Slot, ibv_srq};
+use crate::abi::Slot;
 use crate::entry::{Pointer, Refusal, Status, slot};
 
 /// A slot of a function that returns `int`, called with whatever arguments its verb has.
@@ -46,19 +46,4 @@ refusing! {
     destroy_flow_action as "ibv_destroy_flow_action" -> Status: "flow actions need hardware";
     create_flow_action_esp as "ibv_create_flow_action_esp" -> Pointer<c_void>: "IPsec offload needs hardware";
     modify_qp_rate_limit as "ibv_modify_qp_rate_limit" -> Status: "rate limits are not implemented";
-}
-
-slot! {
-    /// Tag matching: the first operation is the bad one.
-    fn post_srq_ops as "ibv_post_srq_ops" (
-        _srq: *mut ibv_srq,
-        op: *mut c_void,
-        bad_op: *mut *mut c_void,
-    ) -> Status {
-        if !bad_op.is_null() {
-            // SAFETY: not NULL, so it points to a pointer of the caller.
-            unsafe { *bad_op = op };
-        }
-        Err(Refusal::unsupported("tag matching is not implemented"))
-    }
 }

@@ -294,21 +294,15 @@ static void questions(struct ibv_context *context)
 }
 
 /* What the inline functions reach through the tables, for verbs that are not there. */
-static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_qp *qp,
-			  struct ibv_srq *srq)
+static void missing_verbs(struct ibv_context *context, struct ibv_qp *qp)
 {
 	struct ibv_flow flow = { .context = context };
 	struct ibv_flow_action action = { .context = context };
 	struct ibv_counters_init_attr counters_attr = { 0 };
 	struct ibv_counters counters = { .context = context };
 	struct ibv_qp_rate_limit_attr rate = { 0 };
-	struct ibv_ops_wr op = { 0 }, *bad_op = NULL;
 	uint64_t values[2];
 
-	(void)pd;
-	(void)cq;
-	STATUS(ibv_post_srq_ops(srq, &op, &bad_op), EOPNOTSUPP);
-	TRUE(bad_op == &op);
 	NUL(ibv_create_flow_action_esp(context, NULL), EOPNOTSUPP);
 	STATUS(ibv_modify_flow_action_esp(&action, NULL), EOPNOTSUPP);
 	STATUS(ibv_destroy_flow_action(&action), EOPNOTSUPP);
@@ -319,6 +313,68 @@ static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct
 	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP);
 	STATUS(ibv_attach_mcast(qp, NULL, 0), EINVAL);
 	STATUS(ibv_detach_mcast(qp, NULL, 0), EINVAL);
+}
+
+static void tag_matching(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_srq_init_attr basic_init = { .attr = { .max_wr = 1, .max_sge = 1 } };
+	struct ibv_srq *srq, *basic = ibv_create_srq(pd, &basic_init);
+	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+	struct ibv_srq_init_attr_ex init = {
+		.attr = { .max_wr = 4, .max_sge = 1 }, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_TM, .pd = pd, .cq = cq, .tm_cap = { .max_num_tags = 2, .max_ops = 4 },
+	};
+	struct ibv_ops_wr op[3] = { { .wr_id = 1, .next = op + 1 }, { .wr_id = 2, .next = op + 2 }, { .wr_id = 3 } }, *bad = NULL;
+	struct ibv_qp_init_attr qp_init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .cap = { .max_send_wr = 1, .max_send_sge = 1 },
+	};
+	struct ibv_device_attr_ex attr;
+	struct ibv_wc wc;
+
+	TRUE(basic && cq);
+	STATUS(ibv_query_device_ex(context, NULL, &attr), 0);
+	TRUE(attr.tm_caps.flags == IBV_TM_CAP_RC && attr.tm_caps.max_num_tags > 1 && attr.tm_caps.max_rndv_hdr_size >= 32);
+	STATUS(ibv_post_srq_ops(basic, op, &bad), EINVAL);
+	TRUE(bad == op);
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.comp_mask |= IBV_SRQ_INIT_ATTR_TM;
+	init.tm_cap.max_num_tags = attr.tm_caps.max_num_tags + 1;
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.tm_cap.max_num_tags = 2;
+	init.tm_cap.max_ops = attr.tm_caps.max_ops + 1;
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.tm_cap.max_ops = 4;
+	init.cq = NULL;
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.cq = cq;
+	srq = ibv_create_srq_ex(context, &init);
+	TRUE(srq);
+	if (!srq)
+		return;
+	/* The third does not fit; those before it are in. */
+	STATUS(ibv_post_srq_ops(srq, op, &bad), ENOMEM);
+	TRUE(bad == op + 2 && op[0].tm.handle != op[1].tm.handle);
+	op[0].next = NULL;
+	op[0].opcode = IBV_WR_TAG_DEL;
+	op[0].flags = IBV_OPS_SIGNALED;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), 0);
+	STATUS(ibv_poll_cq(cq, 1, &wc), 1);
+	TRUE(wc.wr_id == 1 && wc.opcode == IBV_WC_TM_DEL && wc.status == IBV_WC_SUCCESS && wc.wc_flags == 0);
+	op[0].flags = 0;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), 0);
+	STATUS(ibv_poll_cq(cq, 1, &wc), 1);
+	TRUE(wc.wr_id == 1 && wc.opcode == IBV_WC_TM_DEL && wc.status == IBV_WC_TM_ERR);
+	op[0].opcode = 3;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), EINVAL);
+	op[0].opcode = IBV_WR_TAG_SYNC;
+	op[0].flags = 1 << 5;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), EINVAL);
+	qp_init.srq = srq;
+	NUL(ibv_create_qp(pd, &qp_init), EINVAL);
+	STATUS(ibv_destroy_cq(cq), EBUSY);
+	STATUS(ibv_destroy_srq(srq), 0);
+	STATUS(ibv_destroy_srq(basic), 0);
+	STATUS(ibv_destroy_cq(cq), 0);
 }
 
 static struct ibv_xrcd *open_domain(struct ibv_context *context, int fd, int oflags)
@@ -721,6 +777,8 @@ static void shared_receive_queues(struct ibv_pd *pd)
 	NUL(ibv_create_srq_ex(pd->context, &ex), EINVAL);
 	ex.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
 	ex.srq_type = IBV_SRQT_TM;
+	NUL(ibv_create_srq_ex(pd->context, &ex), EINVAL);
+	ex.srq_type = IBV_SRQT_TM + 1;
 	NUL(ibv_create_srq_ex(pd->context, &ex), EOPNOTSUPP);
 	ex.srq_type = IBV_SRQT_BASIC;
 	srq = ibv_create_srq_ex(pd->context, &ex);
@@ -887,7 +945,8 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	STATUS(ibv_query_ece(qp, &ece), 0);
 	STATUS(ibv_set_ece(qp, &ece), 0);
 	posting(qp);
-	missing_verbs(pd->context, pd, cq, qp, &(struct ibv_srq){ .context = pd->context });
+	missing_verbs(pd->context, qp);
+	tag_matching(pd->context, pd);
 	xrc(pd->context, pd, cq);
 	flows(qp);
 	work_queues(pd, cq);

@@ -68,6 +68,7 @@ pub use host::*;
 pub use qp::Qp;
 pub use qp_state::{MAX_RD_ATOMIC, ModifyError};
 pub use raw::{FrameFate, MAX_FRAME, MIN_FRAME};
+pub use responder::MAX_RNDV_HDR;
 pub use timer::Nanos;
 pub use verbs::*;
 

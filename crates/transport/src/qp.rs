@@ -264,9 +264,13 @@ impl Qp {
             Machines::Rc { requester, .. } if packet.headers.bth.opcode.is_response() => {
                 requester.handle_packet(now, conn, packet, host)
             }
-            Machines::Rc { responder, .. } => {
+            Machines::Rc { requester, responder, .. } => {
                 establish(&mut self.established, conn, host);
-                responder.handle_packet(conn, packet, host)
+                let outcome = responder.handle_packet(conn, packet, host);
+                if let Some(rendezvous) = responder.take_rendezvous() {
+                    requester.fetch(&rendezvous);
+                }
+                outcome
             }
             Machines::Uc { receiver, .. } => {
                 establish(&mut self.established, conn, host);

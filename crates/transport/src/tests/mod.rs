@@ -11,6 +11,7 @@ mod rc_loss;
 mod rc_read;
 mod rc_receiver;
 mod states;
+mod tags;
 mod uc;
 mod ud;
 mod windows;
