@@ -43,6 +43,8 @@ pub enum EntryKind {
     Region = 1,
     /// A memory window that is bound: for peers only.
     Window = 2,
+    /// Zeros of any length, at any address, for this process only; writes to them go nowhere.
+    Null = 3,
 }
 
 /// A live entry of the table, for introspection.
@@ -65,6 +67,12 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Peers of queue pair `qpn` may use it.
+    #[inline]
+    fn is_for(&self, qpn: u32) -> bool {
+        self.kind != EntryKind::Null && (self.qpn == 0 || self.qpn == qpn)
+    }
+
     #[inline]
     fn span(&self, pd: u32, va: u64, len: u32, need: Access) -> Result<Span, MemoryError> {
         if self.pd != pd {
@@ -113,12 +121,16 @@ struct Slot {
     addr: AtomicU64,
     len: AtomicU64,
     iova: AtomicU64,
-    /// 0: a region. [`WINDOW`] and the queue pair that it is bound to, if to one.
+    /// 0: a region. [`WINDOW`] and the queue pair that it is bound to, if to one. [`NULL`].
     window: AtomicU32,
 }
 
 /// Marks a window in a slot.
 const WINDOW: u32 = 1 << 31;
+/// Marks a null region.
+const NULL: u32 = 1 << 30;
+/// Bits of a queue pair's number.
+const QPN: u32 = (1 << 24) - 1;
 
 #[derive(Debug)]
 struct Writer {
@@ -162,16 +174,35 @@ impl KeyTable {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(region, iova, access)?;
         mem::check_handler();
+        let (addr, len) = (region.addr() as u64, region.len() as u64);
+        let key = self.insert(Fields { pd, access, addr, len, iova, window: 0 })?;
+        Ok(MrKey { lkey: key, rkey: key })
+    }
+
+    fn insert(&self, fields: Fields) -> Result<u32, CoreError> {
         let mut writer = self.writer.lock();
         let index = self.take_slot(&mut writer)?;
         let slot = self.slot(index).expect("a free slot lies in a chunk");
         let before = slot.stamp.load(Ordering::Relaxed);
         let key = fresh_key(&mut writer.random, index, slot.last.load(Ordering::Relaxed));
         slot.last.store(key, Ordering::Relaxed);
-        let (addr, len) = (region.addr() as u64, region.len() as u64);
-        slot.fill((before >> 32) + 1, key, Fields { pd, access, addr, len, iova, window: 0 });
+        slot.fill((before >> 32) + 1, key, fields);
         writer.live += 1;
-        Ok(MrKey { lkey: key, rkey: key })
+        Ok(key)
+    }
+
+    /// Makes a null region: `ibv_alloc_null_mr`. Its key is for scatter/gather elements only, of any address and length: they read zeros, and
+    /// what they receive goes nowhere.
+    ///
+    /// # Errors
+    /// ENOMEM: no slot or no address space is left.
+    pub fn register_null(&self, pd: u32) -> Result<MrKey, CoreError> {
+        let zeros = mem::zeros()
+            .map_err(|error| CoreError::new(libc::ENOMEM, format!("no address space for a null region: {error}")))?;
+        mem::check_handler();
+        let fields = Fields { pd, access: Access::LOCAL_WRITE, addr: zeros, len: u64::MAX, iova: 0, window: NULL };
+        let key = self.insert(fields)?;
+        Ok(MrKey { lkey: key, rkey: 0 })
     }
 
     /// Changes a region under the same key: `ibv_rereg_mr`. For a moment the key is not valid: who uses the region meanwhile is refused.
@@ -227,7 +258,7 @@ impl KeyTable {
         let mut writer = self.writer.lock();
         let index = lkey >> TAG_BITS;
         let slot = self.slot(index).filter(|slot| slot.stamp.load(Ordering::Relaxed) as u32 == lkey && lkey != 0);
-        let Some(slot) = slot.filter(|slot| slot.window.load(Ordering::Relaxed) == 0) else {
+        let Some(slot) = slot.filter(|slot| slot.window.load(Ordering::Relaxed) & WINDOW == 0) else {
             return Err(unknown(lkey));
         };
         writer.check_unbound(lkey)?;
@@ -248,8 +279,13 @@ impl KeyTable {
         if len == 0 {
             return Ok(Span { addr: va, len: 0 });
         }
-        let entry = self.entry(key).filter(|entry| entry.kind == EntryKind::Region).ok_or(MemoryError::BadKey)?;
-        entry.span(pd, va, len, need)
+        let entry = self.entry(key).ok_or(MemoryError::BadKey)?;
+        match entry.kind {
+            EntryKind::Region => entry.span(pd, va, len, need),
+            EntryKind::Null if entry.pd != pd => Err(MemoryError::WrongPd),
+            EntryKind::Null => Ok(Span { addr: entry.addr, len }),
+            EntryKind::Window => Err(MemoryError::BadKey),
+        }
     }
 
     /// The same for a peer that reaches queue pair `qpn`, with one of the `REMOTE_*` as `need`: windows count too.
@@ -269,7 +305,7 @@ impl KeyTable {
         if len == 0 {
             return Ok(Span { addr: va, len: 0 });
         }
-        let entry = self.entry(key).filter(|entry| entry.qpn == 0 || entry.qpn == qpn).ok_or(MemoryError::BadKey)?;
+        let entry = self.entry(key).filter(|entry| entry.is_for(qpn)).ok_or(MemoryError::BadKey)?;
         entry.span(pd, va, len, need)
     }
 
@@ -278,7 +314,7 @@ impl KeyTable {
     /// # Errors
     /// As for [`KeyTable::resolve_remote`], but for the range.
     pub fn check_remote(&self, pd: u32, qpn: u32, key: u32, need: Access) -> Result<(), MemoryError> {
-        let entry = self.entry(key).filter(|entry| entry.qpn == 0 || entry.qpn == qpn).ok_or(MemoryError::BadKey)?;
+        let entry = self.entry(key).filter(|entry| entry.is_for(qpn)).ok_or(MemoryError::BadKey)?;
         entry.span(pd, entry.iova, 0, need).map(drop)
     }
 
@@ -292,13 +328,17 @@ impl KeyTable {
         }
         let window = slot.window.load(Ordering::Relaxed);
         let entry = Entry {
-            kind: if window == 0 { EntryKind::Region } else { EntryKind::Window },
+            kind: match window {
+                0 => EntryKind::Region,
+                NULL => EntryKind::Null,
+                _ => EntryKind::Window,
+            },
             pd: slot.pd.load(Ordering::Relaxed),
             addr: slot.addr.load(Ordering::Relaxed),
             len: slot.len.load(Ordering::Relaxed),
             iova: slot.iova.load(Ordering::Relaxed),
             access: Access::from_bits_retain(slot.access.load(Ordering::Relaxed)),
-            qpn: window & !WINDOW,
+            qpn: window & QPN,
         };
         fence(Ordering::Acquire);
         // Changed meanwhile: the key was withdrawn, which is what it would have found a moment later.

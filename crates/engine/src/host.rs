@@ -87,6 +87,9 @@ impl Memory for QpHost<'_> {
     }
 
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
+        if mem::is_zeros(span.addr) {
+            return Ok(());
+        }
         mem::store(span.addr, data, last).map_err(|mem::Fault| MemoryError::Fault)
     }
 

@@ -61,6 +61,15 @@ impl Pd {
         self.register(|keys| keys.register_buffer(self.handle, buffer, access))
     }
 
+    /// Makes a null region: scatter/gather elements that name it, with any address and length, read zeros, and what they receive goes
+    /// nowhere. Peers cannot name it: its rkey is 0.
+    ///
+    /// # Errors
+    /// ENOMEM: no key or no address space is left.
+    pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>> {
+        self.register(|keys| keys.register_null(self.handle))
+    }
+
     fn register(self: &Arc<Self>, make: impl FnOnce(&KeyTable) -> Result<MrKey, CoreError>) -> Result<Arc<Mr>> {
         self.context.check()?;
         let key = make(self.context.card().keys())?;

@@ -168,7 +168,7 @@ fn dispatch(context: ibv_context) -> verbs_context {
         alloc_dmah: slots::pointer(slots::alloc_dmah),
         query_port: Some(query::query_port),
         advise_mr: Some(mr::advise_mr),
-        alloc_null_mr: slots::pointer(slots::alloc_null_mr),
+        alloc_null_mr: Some(mr::alloc_null_mr),
         read_counters: slots::status(slots::read_counters),
         attach_counters_point_flow: slots::status(slots::attach_counters),
         create_counters: slots::pointer(slots::create_counters),

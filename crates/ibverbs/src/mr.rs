@@ -276,6 +276,19 @@ slot! {
     }
 }
 
+slot! {
+    /// `ibv_alloc_null_mr(3)`: zeros to read, and a sink to write to, of any length. Only its lkey is valid.
+    fn alloc_null_mr as "ibv_alloc_null_mr" (pd: *mut ibv_pd) -> Pointer<ibv_mr> {
+        // SAFETY: by the contract of the verb.
+        let domain = unsafe { PdObject::of(pd) }?;
+        let mr = domain.pd().alloc_null_mr()?;
+        let (pd_handle, length, access) = (domain.pd().handle(), usize::MAX, Access::LOCAL_WRITE);
+        let range = Mutex::new(Range { pd: pd_handle, start: 0, length, iova: 0, access });
+        // It is nobody else's: it can neither be imported nor advised.
+        object(pd, ptr::null_mut(), length, Arc::new(Region { mr, range, keeps: None }), domain.context.clone())
+    }
+}
+
 verb! {
     /// `ibv_import_mr(3)`: from another context of this process. Its address stays unknown.
     fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> Pointer<ibv_mr> {

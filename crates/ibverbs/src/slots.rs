@@ -37,7 +37,6 @@ refusing! {
     dm_export_dmabuf_fd as "ibv_dm_export_dmabuf_fd" -> crate::entry::MinusOne: "device memory is not available";
     dealloc_dmah as "ibv_dealloc_dmah" -> Status: "DMA handles need PCIe hardware";
     alloc_dmah as "ibv_alloc_dmah" -> Pointer<c_void>: "DMA handles need PCIe hardware";
-    alloc_null_mr as "ibv_alloc_null_mr" -> Pointer<c_void>: "null memory regions are not implemented";
     read_counters as "ibv_read_counters" -> Status: "flow counters are not implemented";
     attach_counters as "ibv_attach_counters_point_flow" -> Status: "flow counters are not implemented";
     create_counters as "ibv_create_counters" -> Pointer<c_void>: "flow counters are not implemented";

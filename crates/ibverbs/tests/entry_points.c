@@ -583,7 +583,10 @@ static void regions(struct ibv_pd *pd)
 	NUL(ibv_reg_mr(pd, (void *)-4096L, 8192, 0), EINVAL);
 	NUL(ibv_reg_mr(pd, (void *)4096, 4096, 0), EFAULT);
 	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0), EOPNOTSUPP);
-	NUL(ibv_alloc_null_mr(pd), EOPNOTSUPP);
+	mr = ibv_alloc_null_mr(pd);
+	TRUE(mr && mr->pd == pd && mr->context == pd->context && mr->length == SIZE_MAX && mr->lkey && !mr->rkey);
+	if (mr)
+		STATUS(ibv_dereg_mr(mr), 0);
 	mr = ibv_reg_mr_iova2(pd, memory, sizeof memory, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE | 1 << 29);
 	TRUE(mr && mr->pd == pd && mr->context == pd->context && mr->addr == memory && mr->length == sizeof memory);
 	STATUS(ibv_dealloc_pd(pd), EBUSY);

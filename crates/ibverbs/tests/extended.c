@@ -320,6 +320,34 @@ static void write_remote(uint64_t id, uint32_t rkey, const void *there, enum ibv
 	ibv_end_poll(send_cq);
 }
 
+/* Zeros come out of a null region, and what goes into it is gone; whatever its addresses. */
+static void null_region(void)
+{
+	struct ibv_mr *null = ibv_alloc_null_mr(pd);
+	char *there = memory + SIZE;
+
+	MUST(null);
+	struct ibv_sge from[2] = { { 0x1234, 8, null->lkey }, { (uintptr_t)memory, 8, mr->lkey } };
+	struct ibv_sge into[2] = { { (uintptr_t)there, 12, mr->lkey }, { 0, 4, null->lkey } };
+	struct ibv_recv_wr wr = { .wr_id = 61, .sg_list = into, .num_sge = 2 }, *bad;
+	memcpy(memory, "abcdefgh", 8);
+	memset(there, 1, 16);
+	MUST(!ibv_post_recv(qp[1], &wr, &bad));
+	ibv_wr_start(ex);
+	begin(62, IBV_SEND_SIGNALED);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 2, from);
+	begin(63, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_read(ex, mr->rkey, (uintptr_t)memory);
+	ibv_wr_set_sge(ex, null->lkey, UINT64_MAX - 7, 8);
+	MUST(!ibv_wr_complete(ex));
+	MUST(received(61).byte_len == 16);
+	sent(62, IBV_WC_SEND);
+	sent(63, IBV_WC_RDMA_READ);
+	MUST(!memcmp(there, "\0\0\0\0\0\0\0\0abcd\1\1\1\1", 16));
+	MUST(!ibv_dereg_mr(null));
+}
+
 /* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */
 static void changed_regions(void)
 {
@@ -591,6 +619,7 @@ int main(void)
 	timestamps();
 	all_or_nothing();
 	lists();
+	null_region();
 	windows();
 	tear_down();
 	set_up(NULL);

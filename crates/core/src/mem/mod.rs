@@ -22,6 +22,7 @@ mod buffer;
 mod direct;
 #[cfg(target_arch = "x86_64")]
 mod handler;
+mod mapping;
 mod syscall;
 
 use std::mem::MaybeUninit;
@@ -30,6 +31,8 @@ use std::mem::MaybeUninit;
 pub const FAULT_SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 pub use buffer::Buffer;
+pub use mapping::is_zeros;
+pub(crate) use mapping::zeros;
 
 /// The memory is gone: unmapped, truncated, or protected against the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
