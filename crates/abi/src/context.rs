@@ -64,7 +64,7 @@ pub struct ibv_context {
 pub struct verbs_context {
     pub free_buf: Slot,
     pub alloc_buf: Slot,
-    pub dm_export_dmabuf_fd: Slot,
+    pub dm_export_dmabuf_fd: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
     pub reg_mr_ex: Slot,
     pub dealloc_dmah: Slot,
     pub alloc_dmah: Slot,

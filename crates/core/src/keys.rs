@@ -2,6 +2,7 @@
 
 mod windows;
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::error::CoreError;
 use crate::limits;
-use crate::mem::{self, Buffer, RawRegion};
+use crate::mem::{self, Buffer, Mapping, RawRegion};
 
 use windows::Window;
 pub use windows::WindowKind;
@@ -139,8 +140,8 @@ struct Writer {
     chunks: usize,
     live: u32,
     random: StdRng,
-    /// Registered buffers by key.
-    buffers: HashMap<u32, Arc<Buffer>>,
+    /// Memory that lives as long as it is registered, by key: buffers and mappings.
+    kept: HashMap<u32, Arc<dyn Any + Send + Sync>>,
     /// Windows by index of their slot.
     windows: HashMap<u32, Window>,
     /// How many windows are bound to a region, by its key.
@@ -157,7 +158,7 @@ impl KeyTable {
                 chunks: 0,
                 live: 0,
                 random: StdRng::seed_from_u64(seed),
-                buffers: HashMap::new(),
+                kept: HashMap::new(),
                 windows: HashMap::new(),
                 bound: HashMap::new(),
             }),
@@ -238,15 +239,36 @@ impl KeyTable {
     /// As for [`KeyTable::register`].
     pub fn register_buffer(&self, pd: u32, buffer: &Arc<Buffer>, access: Access) -> Result<MrKey, CoreError> {
         let key = self.register(pd, buffer.region(), buffer.addr(), access)?;
-        self.writer.lock().buffers.insert(key.lkey, Arc::clone(buffer));
+        self.keep(key, Arc::clone(buffer) as _);
         Ok(key)
     }
 
-    /// After [`KeyTable::begin_deregister`], when no lane can touch the memory any more: lets go of a registered buffer.
+    /// Registers mapped memory, which peers call `iova`. The table keeps it mapped until [`KeyTable::release`].
+    ///
+    /// # Errors
+    /// As for [`KeyTable::register`].
+    pub fn register_mapping(
+        &self,
+        pd: u32,
+        mapping: &Arc<Mapping>,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKey, CoreError> {
+        let key = self.register(pd, mapping.region(), iova, access)?;
+        self.keep(key, Arc::clone(mapping) as _);
+        Ok(key)
+    }
+
+    fn keep(&self, key: MrKey, memory: Arc<dyn Any + Send + Sync>) {
+        self.writer.lock().kept.insert(key.lkey, memory);
+    }
+
+    /// After [`KeyTable::begin_deregister`], when no lane can touch the memory any more: lets go of a registered buffer or
+    /// mapping.
     pub fn release(&self, lkey: u32) {
-        let buffer = self.writer.lock().buffers.remove(&lkey);
+        let kept = self.writer.lock().kept.remove(&lkey);
         // Not under the lock: its memory may be given back here.
-        drop(buffer);
+        drop(kept);
     }
 
     /// Makes every later look-up of a region fail. Who looked it up before may still use its memory: the caller waits for the

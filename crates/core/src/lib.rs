@@ -26,7 +26,7 @@ pub use error::CoreError;
 pub use event::{AsyncEvent, AsyncQueue, EventSource, PortEvent, SrqEvent};
 pub use keys::{EntryKind, KeyTable, MrKey, Reregister, WindowKind};
 pub use limits::DeviceAttr;
-pub use mem::{Buffer, RawRegion};
+pub use mem::{Buffer, Mapping, RawRegion};
 pub use recv_queue::RecvQueue;
 pub use srq::Srq;
 pub use tags::{TagChange, TagList, TagOp, TaggedRecv};

@@ -1,11 +1,13 @@
 //! Protection domains, memory regions and address handles.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use ferroce_core::mem::page_size;
 use ferroce_core::sync::Mutex;
-use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion, Reregister, WindowKind};
+use ferroce_core::{Buffer, CoreError, KeyTable, Mapping, MrKey, RawRegion, Reregister, WindowKind};
 use ferroce_transport::{Access, PathAddr};
 
 use crate::context::Context;
@@ -17,6 +19,13 @@ use crate::qp::{InitiatorCreate, Qp, QpCreate};
 use crate::route;
 use crate::srq::{Srq, SrqCreate, TagSrqCreate};
 use crate::wq::{SpreadCreate, Wq, WqCreate};
+
+/// Rights that a region of a dma-buf can have (`ibv_reg_dmabuf_mr(3)`).
+pub const DMABUF_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::RELAXED_ORDERING);
 
 /// A protection domain: the boundary inside which regions and queue pairs may meet.
 #[derive(Debug)]
@@ -59,6 +68,48 @@ impl Pd {
     /// EINVAL: remote write or atomic without local write.
     pub fn reg_buffer(self: &Arc<Self>, buffer: &Arc<Buffer>, access: Access) -> Result<Arc<Mr>> {
         self.register(|keys| keys.register_buffer(self.handle, buffer, access))
+    }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on, which peers call `iova`; or of any other file that can be mapped, such as a memfd.
+    /// Whoever else has mapped it sees what the card writes, and may change what it reads. The file may be closed afterwards.
+    ///
+    /// # Errors
+    /// EINVAL: no bytes, or not all of them are in the file; `iova` and `offset` lie differently in their pages; rights other than
+    /// [`DMABUF_ACCESS`], or remote write or atomic without local write. What the system says if the file cannot be mapped with these rights: EACCES,
+    /// ENODEV.
+    pub fn reg_dmabuf(
+        self: &Arc<Self>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>> {
+        self.context.check()?;
+        let unknown = access.difference(DMABUF_ACCESS);
+        if !unknown.is_empty() {
+            return Err(Error::new(libc::EINVAL, format!("access flags {:#x} are not for dma-bufs", unknown.bits())));
+        }
+        let page = page_size() as u64;
+        if offset % page != iova % page {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!("offset {offset:#x} and iova {iova:#x} must lie in their pages of {page} bytes alike"),
+            ));
+        }
+        let mapping = Mapping::of_file(file, offset, len, access.contains(Access::LOCAL_WRITE)).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+            Error::new(errno, format!("cannot map {len} bytes at {offset} of the file: {error}"))
+        })?;
+        self.reg_mapping(&Arc::new(mapping), iova, access)
+    }
+
+    /// Registers mapped memory, which stays mapped at least as long.
+    ///
+    /// # Errors
+    /// EINVAL: remote write or atomic without local write.
+    pub fn reg_mapping(self: &Arc<Self>, mapping: &Arc<Mapping>, iova: u64, access: Access) -> Result<Arc<Mr>> {
+        self.register(|keys| keys.register_mapping(self.handle, mapping, iova, access))
     }
 
     /// Makes a null region: scatter/gather elements that name it, with any address and length, read zeros, and what they receive goes

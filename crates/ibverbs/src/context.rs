@@ -162,7 +162,7 @@ fn dispatch(context: ibv_context) -> verbs_context {
     verbs_context {
         free_buf: None,
         alloc_buf: None,
-        dm_export_dmabuf_fd: slots::status(slots::dm_export_dmabuf_fd),
+        dm_export_dmabuf_fd: Some(dm::ibv_dm_export_dmabuf_fd),
         reg_mr_ex: None,
         dealloc_dmah: slots::status(slots::dealloc_dmah),
         alloc_dmah: slots::pointer(slots::alloc_dmah),

@@ -34,7 +34,6 @@ macro_rules! refusing {
 }
 
 refusing! {
-    dm_export_dmabuf_fd as "ibv_dm_export_dmabuf_fd" -> crate::entry::MinusOne: "device memory is not available";
     dealloc_dmah as "ibv_dealloc_dmah" -> Status: "DMA handles need PCIe hardware";
     alloc_dmah as "ibv_alloc_dmah" -> Pointer<c_void>: "DMA handles need PCIe hardware";
     read_counters as "ibv_read_counters" -> Status: "flow counters are not implemented";

@@ -174,7 +174,7 @@ static void younger_than_the_headers(struct ibv_context *context)
 	STATUS(ibv_query_port_speed(context, 1, &number), 0);
 	TRUE(number > 0);
 	STATUS(ibv_query_port_speed(context, 2, &number), EINVAL);
-	MINUS(ibv_dm_export_dmabuf_fd(NULL), EOPNOTSUPP);
+	MINUS(ibv_dm_export_dmabuf_fd(NULL), EINVAL);
 	NUL(ibv_alloc_buf(NULL, 1, &buf), EOPNOTSUPP);
 	ibv_free_buf(NULL);
 	NUL(ibv_reg_buf_mr(NULL, NULL, NULL, 0, 0), EOPNOTSUPP);
@@ -582,7 +582,8 @@ static void regions(struct ibv_pd *pd)
 	NUL(ibv_reg_mr(pd, memory, sizeof memory, 1 << 18), EOPNOTSUPP);
 	NUL(ibv_reg_mr(pd, (void *)-4096L, 8192, 0), EINVAL);
 	NUL(ibv_reg_mr(pd, (void *)4096, 4096, 0), EFAULT);
-	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0), EOPNOTSUPP);
+	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0), EBADF);
+	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 1 << 20, 0), EBADF);
 	mr = ibv_alloc_null_mr(pd);
 	TRUE(mr && mr->pd == pd && mr->context == pd->context && mr->length == SIZE_MAX && mr->lkey && !mr->rkey);
 	if (mr)

@@ -13,7 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MUST(condition) do { if (!(condition)) { printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno); exit(1); } } while (0)
 
@@ -348,6 +350,77 @@ static void null_region(void)
 	MUST(!ibv_dereg_mr(null));
 }
 
+/* Younger than the distribution's headers. */
+struct mr_init_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah, *buf;
+};
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_init_attr *attr);
+int ibv_dm_export_dmabuf_fd(struct ibv_dm *dm);
+
+/* Regions of files: what a peer writes is in the file. */
+static void files(void)
+{
+	enum { PAGE = 4096, BOTH = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, IOVA = 0x70000, AT = 100 };
+	struct mr_init_attr attr = { .length = PAGE, .access = BOTH, .comp_mask = 1 << 0 | 1 << 2, .iova = IOVA };
+	struct ibv_alloc_dm_attr dm_attr = { .length = 64 };
+	int fd = memfd_create("region", 0), readable;
+	struct ibv_mr *file;
+	struct ibv_dm *dm;
+	char *map, path[64];
+
+	MUST(fd >= 0 && !ftruncate(fd, 3 * PAGE));
+	map = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	MUST(map != MAP_FAILED);
+	MUST(!ibv_reg_dmabuf_mr(pd, AT, PAGE, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, PAGE, 2 * PAGE + 1, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, PAGE, 0, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, UINT64_MAX - PAGE + 1, PAGE, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, fd, BOTH | IBV_ACCESS_ON_DEMAND) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, fd, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	readable = open(path, O_RDONLY);
+	MUST(readable >= 0 && !ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, readable, BOTH) && errno == EACCES);
+	file = ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, readable, IBV_ACCESS_REMOTE_READ);
+	MUST(file && !ibv_dereg_mr(file) && !close(readable));
+
+	file = ibv_reg_dmabuf_mr(pd, PAGE + AT, PAGE, IOVA + AT, fd, BOTH);
+	MUST(file && file->addr == (void *)(PAGE + AT) && file->length == PAGE && file->pd == pd);
+	write_remote(450, file->rkey, (void *)(IOVA + AT), IBV_WC_SUCCESS);
+	write_remote(451, file->rkey, (void *)(IOVA + AT + PAGE - 3), IBV_WC_SUCCESS);
+	MUST(!memcmp(map + PAGE + AT, "new", 4) && !memcmp(map + 2 * PAGE + AT - 4, "\0new", 5));
+	MUST(ibv_rereg_mr(file, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, map, PAGE, 0) == IBV_REREG_MR_ERR_INPUT);
+	MUST(!ibv_dereg_mr(file));
+
+	MUST(!ibv_reg_mr_ex(pd, &attr) && errno == EINVAL);
+	attr.comp_mask |= 1 << 3;
+	attr.fd = fd;
+	file = ibv_reg_mr_ex(pd, &attr);
+	/* The mapping is the library's own. */
+	MUST(file && !close(fd));
+	write_remote(452, file->rkey, (void *)IOVA, IBV_WC_SUCCESS);
+	MUST(!memcmp(map, "new", 4));
+	MUST(!ibv_dereg_mr(file) && !munmap(map, 3 * PAGE));
+
+	dm = ibv_alloc_dm(context, &dm_attr);
+	MUST(dm);
+	fd = ibv_dm_export_dmabuf_fd(dm);
+	MUST(fd >= 0 && ftruncate(fd, 0) == -1);
+	map = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	MUST(map != MAP_FAILED && !ibv_memcpy_to_dm(dm, 4, "dm memory..", 12));
+	MUST(!memcmp(map, "\0\0\0\0dm memory..", 16));
+	file = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, BOTH);
+	MUST(file && !close(fd) && !ibv_free_dm(dm));
+	write_remote(453, file->rkey, (void *)4, IBV_WC_SUCCESS);
+	MUST(!memcmp(map + 4, "newmemory", 9));
+	MUST(!ibv_dereg_mr(file) && !munmap(map, PAGE));
+}
+
 /* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */
 static void changed_regions(void)
 {
@@ -620,6 +693,7 @@ int main(void)
 	all_or_nothing();
 	lists();
 	null_region();
+	files();
 	windows();
 	tear_down();
 	set_up(NULL);

@@ -31,8 +31,8 @@ use std::mem::MaybeUninit;
 pub const FAULT_SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 pub use buffer::Buffer;
-pub use mapping::is_zeros;
 pub(crate) use mapping::zeros;
+pub use mapping::{Mapping, is_zeros, page_size};
 
 /// The memory is gone: unmapped, truncated, or protected against the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
