@@ -166,6 +166,7 @@ pub mod flow_spec {
     pub const INNER: u32 = 0x100;
     pub const ACTION_TAG: u32 = 0x1000;
     pub const ACTION_DROP: u32 = 0x1001;
+    pub const ACTION_COUNT: u32 = 0x1003;
 }
 
 /// `enum ibv_values_mask`.

@@ -90,6 +90,10 @@ layout!(ibv_parent_domain_init_attr, 48, pd @ 0, td @ 8, comp_mask @ 16, alloc @
 
 layout!(ibv_flow_attr, 20, comp_mask @ 0, type_ @ 4, size @ 8, priority @ 10, num_of_specs @ 12, port @ 13, flags @ 16);
 layout!(ibv_flow, 24, comp_mask @ 0, context @ 8, handle @ 16);
+layout!(ibv_flow_spec_counter_action, 16, type_ @ 0, size @ 4, counters @ 8);
+layout!(ibv_counters, 8, context @ 0);
+layout!(ibv_counters_init_attr, 4, comp_mask @ 0);
+layout!(ibv_counter_attach_attr, 12, counter_desc @ 0, index @ 4, comp_mask @ 8);
 layout!(ibv_flow_spec_hdr, 8, type_ @ 0, size @ 4);
 layout!(ibv_flow_eth_filter, 16, dst_mac @ 0, src_mac @ 6, ether_type @ 12, vlan_tag @ 14);
 layout!(ibv_flow_ipv4_filter, 8, src_ip @ 0, dst_ip @ 4);

@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, tags, wq, xrc};
+use crate::{counters, cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, tags, wq, xrc};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -169,10 +169,10 @@ fn dispatch(context: ibv_context) -> verbs_context {
         query_port: Some(query::query_port),
         advise_mr: Some(mr::advise_mr),
         alloc_null_mr: Some(mr::alloc_null_mr),
-        read_counters: slots::status(slots::read_counters),
-        attach_counters_point_flow: slots::status(slots::attach_counters),
-        create_counters: slots::pointer(slots::create_counters),
-        destroy_counters: slots::status(slots::destroy_counters),
+        read_counters: Some(counters::read_counters),
+        attach_counters_point_flow: Some(counters::attach_counters),
+        create_counters: Some(counters::create_counters),
+        destroy_counters: Some(counters::destroy_counters),
         reg_dm_mr: Some(dm::reg_dm_mr),
         alloc_dm: Some(dm::alloc_dm),
         free_dm: Some(dm::free_dm),

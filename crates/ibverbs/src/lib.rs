@@ -27,6 +27,7 @@ pub mod channel;
 pub mod cm;
 pub mod context;
 mod convert;
+mod counters;
 pub mod cq;
 mod cq_ex;
 pub mod device;

@@ -36,10 +36,6 @@ macro_rules! refusing {
 refusing! {
     dealloc_dmah as "ibv_dealloc_dmah" -> Status: "DMA handles need PCIe hardware";
     alloc_dmah as "ibv_alloc_dmah" -> Pointer<c_void>: "DMA handles need PCIe hardware";
-    read_counters as "ibv_read_counters" -> Status: "flow counters are not implemented";
-    attach_counters as "ibv_attach_counters_point_flow" -> Status: "flow counters are not implemented";
-    create_counters as "ibv_create_counters" -> Pointer<c_void>: "flow counters are not implemented";
-    destroy_counters as "ibv_destroy_counters" -> Status: "flow counters are not implemented";
     modify_flow_action_esp as "ibv_modify_flow_action_esp" -> Status: "IPsec offload needs hardware";
     destroy_flow_action as "ibv_destroy_flow_action" -> Status: "flow actions need hardware";
     create_flow_action_esp as "ibv_create_flow_action_esp" -> Pointer<c_void>: "IPsec offload needs hardware";

@@ -296,23 +296,44 @@ static void questions(struct ibv_context *context)
 /* What the inline functions reach through the tables, for verbs that are not there. */
 static void missing_verbs(struct ibv_context *context, struct ibv_qp *qp)
 {
-	struct ibv_flow flow = { .context = context };
 	struct ibv_flow_action action = { .context = context };
-	struct ibv_counters_init_attr counters_attr = { 0 };
-	struct ibv_counters counters = { .context = context };
 	struct ibv_qp_rate_limit_attr rate = { 0 };
-	uint64_t values[2];
 
 	NUL(ibv_create_flow_action_esp(context, NULL), EOPNOTSUPP);
 	STATUS(ibv_modify_flow_action_esp(&action, NULL), EOPNOTSUPP);
 	STATUS(ibv_destroy_flow_action(&action), EOPNOTSUPP);
-	NUL(ibv_create_counters(context, &counters_attr), EOPNOTSUPP);
-	STATUS(ibv_attach_counters_point_flow(&counters, NULL, &flow), EOPNOTSUPP);
-	STATUS(ibv_read_counters(&counters, values, 2, 0), EOPNOTSUPP);
-	STATUS(ibv_destroy_counters(&counters), EOPNOTSUPP);
 	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP);
 	STATUS(ibv_attach_mcast(qp, NULL, 0), EINVAL);
 	STATUS(ibv_detach_mcast(qp, NULL, 0), EINVAL);
+}
+
+static void counters(struct ibv_context *context)
+{
+	struct ibv_counters_init_attr init = { .comp_mask = 1 };
+	struct ibv_counter_attach_attr attr = { .counter_desc = IBV_COUNTER_BYTES, .index = 1 };
+	struct ibv_flow flow = { .context = context };
+	struct ibv_counters *counters;
+	uint64_t values[2] = { 5, 5 };
+
+	NUL(ibv_create_counters(context, &init), EOPNOTSUPP);
+	init.comp_mask = 0;
+	counters = ibv_create_counters(context, &init);
+	TRUE(counters && counters->context == context);
+	if (!counters)
+		return;
+	STATUS(ibv_attach_counters_point_flow(counters, NULL, NULL), EINVAL);
+	STATUS(ibv_attach_counters_point_flow(counters, &attr, &flow), EOPNOTSUPP);
+	attr.counter_desc = 2;
+	STATUS(ibv_attach_counters_point_flow(counters, &attr, NULL), EOPNOTSUPP);
+	attr.counter_desc = IBV_COUNTER_BYTES;
+	STATUS(ibv_attach_counters_point_flow(counters, &attr, NULL), 0);
+	STATUS(ibv_read_counters(counters, values, 1, 0), EINVAL);
+	STATUS(ibv_read_counters(counters, NULL, 2, 0), EINVAL);
+	STATUS(ibv_read_counters(counters, values, 2, 1 << 5), EINVAL);
+	values[0] = values[1] = 5;
+	STATUS(ibv_read_counters(counters, values, 2, IBV_READ_COUNTERS_ATTR_PREFER_CACHED), 0);
+	TRUE(values[0] == 0 && values[1] == 0);
+	STATUS(ibv_destroy_counters(counters), 0);
 }
 
 static void tag_matching(struct ibv_context *context, struct ibv_pd *pd)
@@ -950,6 +971,7 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	STATUS(ibv_set_ece(qp, &ece), 0);
 	posting(qp);
 	missing_verbs(pd->context, qp);
+	counters(pd->context);
 	tag_matching(pd->context, pd);
 	xrc(pd->context, pd, cq);
 	flows(qp);
