@@ -340,6 +340,16 @@ impl Qp {
         Ok(QpModify { attr: self.pair.query()?, ah: *self.ah.lock() })
     }
 
+    /// Has its requests keep to a rate, in kbit/s of the wire; 0 takes the limit away, as RESET does. Up to [`limits::RATE_LIMIT_BURST`] bytes go in
+    /// one go; what the peer is answered does not wait.
+    ///
+    /// # Errors
+    /// EINVAL: another service type than RC, UC and UD, not in RTS, a rate outside [`limits::RATE_LIMIT`].
+    pub fn set_rate_limit(&self, rate_kbps: u32) -> Result<()> {
+        self.context.check()?;
+        Ok(self.pair.set_rate_limit(rate_kbps)?)
+    }
+
     /// Queues a send request; [`Qp::ring`] sets it going. One ring serves a whole list.
     ///
     /// # Errors

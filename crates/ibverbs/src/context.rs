@@ -179,7 +179,7 @@ fn dispatch(context: ibv_context) -> verbs_context {
         modify_flow_action_esp: slots::status(slots::modify_flow_action_esp),
         destroy_flow_action: slots::status(slots::destroy_flow_action),
         create_flow_action_esp: slots::pointer(slots::create_flow_action_esp),
-        modify_qp_rate_limit: slots::status(slots::modify_qp_rate_limit),
+        modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
         alloc_parent_domain: Some(domain::alloc_parent_domain),
         dealloc_td: Some(domain::dealloc_td),
         alloc_td: Some(domain::alloc_td),

@@ -39,5 +39,4 @@ refusing! {
     modify_flow_action_esp as "ibv_modify_flow_action_esp" -> Status: "IPsec offload needs hardware";
     destroy_flow_action as "ibv_destroy_flow_action" -> Status: "flow actions need hardware";
     create_flow_action_esp as "ibv_create_flow_action_esp" -> Pointer<c_void>: "IPsec offload needs hardware";
-    modify_qp_rate_limit as "ibv_modify_qp_rate_limit" -> Status: "rate limits are not implemented";
 }

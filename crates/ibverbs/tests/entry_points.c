@@ -302,7 +302,10 @@ static void missing_verbs(struct ibv_context *context, struct ibv_qp *qp)
 	NUL(ibv_create_flow_action_esp(context, NULL), EOPNOTSUPP);
 	STATUS(ibv_modify_flow_action_esp(&action, NULL), EOPNOTSUPP);
 	STATUS(ibv_destroy_flow_action(&action), EOPNOTSUPP);
+	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EINVAL);
+	rate.comp_mask = 1;
 	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP);
+	STATUS(ibv_modify_qp_rate_limit(qp, NULL), EINVAL);
 	STATUS(ibv_attach_mcast(qp, NULL, 0), EINVAL);
 	STATUS(ibv_detach_mcast(qp, NULL, 0), EINVAL);
 }

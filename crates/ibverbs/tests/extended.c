@@ -421,6 +421,29 @@ static void files(void)
 	MUST(!ibv_dereg_mr(file) && !munmap(map, PAGE));
 }
 
+/* A queue pair that keeps to a rate still sends. */
+static void paced(void)
+{
+	struct ibv_device_attr_ex attr;
+	struct ibv_qp_rate_limit_attr limit = { 0 };
+
+	MUST(!ibv_query_device_ex(context, NULL, &attr));
+	MUST(attr.packet_pacing_caps.supported_qpts == (1 << IBV_QPT_RC | 1 << IBV_QPT_UC | 1 << IBV_QPT_UD));
+	limit.rate_limit = attr.packet_pacing_caps.qp_rate_limit_min - 1;
+	MUST(ibv_modify_qp_rate_limit(qp[0], &limit) == EINVAL);
+	limit.rate_limit = attr.packet_pacing_caps.qp_rate_limit_max + 1;
+	MUST(ibv_modify_qp_rate_limit(qp[0], &limit) == EINVAL);
+	limit.rate_limit = attr.packet_pacing_caps.qp_rate_limit_min;
+	limit.max_burst_sz = 1;
+	MUST(ibv_modify_qp_rate_limit(qp[0], &limit) == EINVAL);
+	limit.max_burst_sz = 0;
+	MUST(!ibv_modify_qp_rate_limit(qp[0], &limit));
+	for (uint64_t id = 500; id < 504; id++)
+		write_remote(id, mr->rkey, memory + SIZE, IBV_WC_SUCCESS);
+	limit.rate_limit = 0;
+	MUST(!ibv_modify_qp_rate_limit(qp[0], &limit));
+}
+
 /* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */
 static void changed_regions(void)
 {
@@ -694,6 +717,7 @@ int main(void)
 	lists();
 	null_region();
 	files();
+	paced();
 	windows();
 	tear_down();
 	set_up(NULL);
