@@ -395,6 +395,16 @@ pub struct ibv_qp_attr {
     pub rate_limit: u32,
 }
 
+/// `struct ibv_qp_rate_limit_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_qp_rate_limit_attr {
+    pub rate_limit: u32,
+    pub max_burst_sz: u32,
+    pub typical_pkt_sz: u16,
+    pub comp_mask: u32,
+}
+
 /// `struct ibv_ece`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

@@ -84,8 +84,21 @@ pub mod srq_init {
     pub const PD: u32 = 1 << 1;
     pub const XRCD: u32 = 1 << 2;
     pub const CQ: u32 = 1 << 3;
+    pub const TM: u32 = 1 << 4;
     pub const TYPE_BASIC: u32 = 0;
     pub const TYPE_XRC: u32 = 1;
+    pub const TYPE_TM: u32 = 2;
+}
+
+/// Tag matching: `enum ibv_ops_wr_opcode`, `enum ibv_ops_flags`, `enum ibv_tm_cap_flags`.
+#[allow(missing_docs)]
+pub mod tm {
+    pub const ADD: u32 = 0;
+    pub const DEL: u32 = 1;
+    pub const SYNC: u32 = 2;
+    pub const SIGNALED: i32 = 1 << 0;
+    pub const TELLS_COUNT: i32 = 1 << 1;
+    pub const CAP_RC: u32 = 1 << 0;
 }
 
 /// `enum ibv_xrcd_init_attr_mask`.
@@ -113,6 +126,7 @@ pub mod cq_init {
     pub const WC_STANDARD: u64 = (1 << 7) - 1;
     pub const WC_COMPLETION_TIMESTAMP: u64 = 1 << 7;
     pub const WC_FLOW_TAG: u64 = 1 << 9;
+    pub const WC_TM_INFO: u64 = 1 << 10;
     pub const WC_COMPLETION_WALLCLOCK: u64 = 1 << 11;
     pub const MASK_FLAGS: u32 = 1 << 0;
     pub const MASK_PD: u32 = 1 << 1;
@@ -152,6 +166,7 @@ pub mod flow_spec {
     pub const INNER: u32 = 0x100;
     pub const ACTION_TAG: u32 = 0x1000;
     pub const ACTION_DROP: u32 = 0x1001;
+    pub const ACTION_COUNT: u32 = 0x1003;
 }
 
 /// `enum ibv_values_mask`.

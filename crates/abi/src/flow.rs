@@ -102,3 +102,34 @@ pub struct ibv_flow_spec_action_tag {
 
 /// `struct ibv_flow_spec_action_drop`.
 pub type ibv_flow_spec_action_drop = ibv_flow_spec_hdr;
+
+/// `struct ibv_flow_spec_counter_action`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_flow_spec_counter_action {
+    pub type_: u32,
+    pub size: u16,
+    pub counters: *mut ibv_counters,
+}
+
+/// `struct ibv_counters`.
+#[repr(C)]
+pub struct ibv_counters {
+    pub context: *mut ibv_context,
+}
+
+/// `struct ibv_counters_init_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_counters_init_attr {
+    pub comp_mask: u32,
+}
+
+/// `struct ibv_counter_attach_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_counter_attach_attr {
+    pub counter_desc: u32,
+    pub index: u32,
+    pub comp_mask: u32,
+}

@@ -39,6 +39,7 @@ layout!(ibv_qp_init_attr, 64, qp_context @ 0, send_cq @ 8, recv_cq @ 16, srq @ 2
 layout!(ibv_rx_hash_conf, 24, rx_hash_function @ 0, rx_hash_key_len @ 1, rx_hash_key @ 8, rx_hash_fields_mask @ 16);
 layout!(ibv_qp_init_attr_ex, 136, qp_context @ 0, send_cq @ 8, recv_cq @ 16, srq @ 24, cap @ 32, qp_type @ 52, sq_sig_all @ 56, comp_mask @ 60, pd @ 64, xrcd @ 72, create_flags @ 80, max_tso_header @ 84, rwq_ind_tbl @ 88, rx_hash_conf @ 96, source_qpn @ 120, send_ops_flags @ 128);
 layout!(ibv_qp_attr, 144, qp_state @ 0, cur_qp_state @ 4, path_mtu @ 8, path_mig_state @ 12, qkey @ 16, rq_psn @ 20, sq_psn @ 24, dest_qp_num @ 28, qp_access_flags @ 32, cap @ 36, ah_attr @ 56, alt_ah_attr @ 88, pkey_index @ 120, alt_pkey_index @ 122, en_sqd_async_notify @ 124, sq_draining @ 125, max_rd_atomic @ 126, max_dest_rd_atomic @ 127, min_rnr_timer @ 128, port_num @ 129, timeout @ 130, retry_cnt @ 131, rnr_retry @ 132, alt_port_num @ 133, alt_timeout @ 134, rate_limit @ 136);
+layout!(ibv_qp_rate_limit_attr, 16, rate_limit @ 0, max_burst_sz @ 4, typical_pkt_sz @ 8, comp_mask @ 12);
 layout!(ibv_ece, 12, vendor_id @ 0, options @ 4, comp_mask @ 8);
 layout!(ibv_cq_init_attr_ex, 56, cqe @ 0, cq_context @ 8, channel @ 16, comp_vector @ 24, wc_flags @ 32, comp_mask @ 40, flags @ 44, parent_domain @ 48);
 layout!(ibv_modify_cq_attr, 8, attr_mask @ 0, moderate @ 4);
@@ -52,6 +53,8 @@ layout!(ibv_data_buf, 16, addr @ 0, length @ 8);
 layout!(ibv_send_wr, 128, wr_id @ 0, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm_data @ 36, wr @ 40, remote_srqn @ 72, bind_mw @ 80);
 layout!(ibv_mw_bind_info, 32, mr @ 0, addr @ 8, length @ 16, mw_access_flags @ 24);
 layout!(ibv_mw_bind, 48, wr_id @ 0, send_flags @ 8, bind_info @ 16);
+layout!(ibv_ops_wr, 72, wr_id @ 0, next @ 8, opcode @ 16, flags @ 20, tm @ 24);
+layout!(ibv_ops_wr_tm, 48, unexpected_cnt @ 0, handle @ 4, recv_wr_id @ 8, sg_list @ 16, num_sge @ 24, tag @ 32, mask @ 40);
 layout!(ibv_recv_wr, 32, wr_id @ 0, next @ 8, sg_list @ 16, num_sge @ 24);
 layout!(ibv_wc, 48, wr_id @ 0, status @ 8, opcode @ 12, vendor_err @ 16, byte_len @ 20, imm_data @ 24, qp_num @ 28, src_qp @ 32, wc_flags @ 36, pkey_index @ 40, slid @ 42, sl @ 44, dlid_path_bits @ 45);
 layout!(ibv_device, 664, _ops @ 0, node_type @ 16, transport_type @ 20, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408);
@@ -88,6 +91,10 @@ layout!(ibv_parent_domain_init_attr, 48, pd @ 0, td @ 8, comp_mask @ 16, alloc @
 
 layout!(ibv_flow_attr, 20, comp_mask @ 0, type_ @ 4, size @ 8, priority @ 10, num_of_specs @ 12, port @ 13, flags @ 16);
 layout!(ibv_flow, 24, comp_mask @ 0, context @ 8, handle @ 16);
+layout!(ibv_flow_spec_counter_action, 16, type_ @ 0, size @ 4, counters @ 8);
+layout!(ibv_counters, 8, context @ 0);
+layout!(ibv_counters_init_attr, 4, comp_mask @ 0);
+layout!(ibv_counter_attach_attr, 12, counter_desc @ 0, index @ 4, comp_mask @ 8);
 layout!(ibv_flow_spec_hdr, 8, type_ @ 0, size @ 4);
 layout!(ibv_flow_eth_filter, 16, dst_mac @ 0, src_mac @ 6, ether_type @ 12, vlan_tag @ 14);
 layout!(ibv_flow_ipv4_filter, 8, src_ip @ 0, dst_ip @ 4);

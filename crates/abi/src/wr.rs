@@ -132,3 +132,27 @@ pub struct ibv_wc {
     pub sl: u8,
     pub dlid_path_bits: u8,
 }
+
+/// `struct ibv_ops_wr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_ops_wr {
+    pub wr_id: u64,
+    pub next: *mut ibv_ops_wr,
+    pub opcode: u32,
+    pub flags: c_int,
+    pub tm: ibv_ops_wr_tm,
+}
+
+/// The part of `struct ibv_ops_wr` that is about tags.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_ops_wr_tm {
+    pub unexpected_cnt: u32,
+    pub handle: u32,
+    pub recv_wr_id: u64,
+    pub sg_list: *mut ibv_sge,
+    pub num_sge: c_int,
+    pub tag: u64,
+    pub mask: u64,
+}

@@ -109,8 +109,7 @@ fn completions() {
         flags: WcFlags::empty(),
         vendor_err: 0,
         solicited: false,
-        sl: 0,
-        timestamp: 0,
+        ..Completion::UNUSED
     };
     let channel = Arc::new(CompChannel::new().unwrap());
     let cq = Cq::new(1_024, Some(channel.clone()), Arc::new(AsyncQueue::new().unwrap()), 1).unwrap();

@@ -2,6 +2,7 @@
 
 mod windows;
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::error::CoreError;
 use crate::limits;
-use crate::mem::{self, Buffer, RawRegion};
+use crate::mem::{self, Buffer, Mapping, RawRegion};
 
 use windows::Window;
 pub use windows::WindowKind;
@@ -43,6 +44,8 @@ pub enum EntryKind {
     Region = 1,
     /// A memory window that is bound: for peers only.
     Window = 2,
+    /// Zeros of any length, at any address, for this process only; writes to them go nowhere.
+    Null = 3,
 }
 
 /// A live entry of the table, for introspection.
@@ -65,6 +68,12 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Peers of queue pair `qpn` may use it.
+    #[inline]
+    fn is_for(&self, qpn: u32) -> bool {
+        self.kind != EntryKind::Null && (self.qpn == 0 || self.qpn == qpn)
+    }
+
     #[inline]
     fn span(&self, pd: u32, va: u64, len: u32, need: Access) -> Result<Span, MemoryError> {
         if self.pd != pd {
@@ -113,12 +122,16 @@ struct Slot {
     addr: AtomicU64,
     len: AtomicU64,
     iova: AtomicU64,
-    /// 0: a region. [`WINDOW`] and the queue pair that it is bound to, if to one.
+    /// 0: a region. [`WINDOW`] and the queue pair that it is bound to, if to one. [`NULL`].
     window: AtomicU32,
 }
 
 /// Marks a window in a slot.
 const WINDOW: u32 = 1 << 31;
+/// Marks a null region.
+const NULL: u32 = 1 << 30;
+/// Bits of a queue pair's number.
+const QPN: u32 = (1 << 24) - 1;
 
 #[derive(Debug)]
 struct Writer {
@@ -127,8 +140,8 @@ struct Writer {
     chunks: usize,
     live: u32,
     random: StdRng,
-    /// Registered buffers by key.
-    buffers: HashMap<u32, Arc<Buffer>>,
+    /// Memory that lives as long as it is registered, by key: buffers and mappings.
+    kept: HashMap<u32, Arc<dyn Any + Send + Sync>>,
     /// Windows by index of their slot.
     windows: HashMap<u32, Window>,
     /// How many windows are bound to a region, by its key.
@@ -145,7 +158,7 @@ impl KeyTable {
                 chunks: 0,
                 live: 0,
                 random: StdRng::seed_from_u64(seed),
-                buffers: HashMap::new(),
+                kept: HashMap::new(),
                 windows: HashMap::new(),
                 bound: HashMap::new(),
             }),
@@ -162,16 +175,35 @@ impl KeyTable {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(region, iova, access)?;
         mem::check_handler();
+        let (addr, len) = (region.addr() as u64, region.len() as u64);
+        let key = self.insert(Fields { pd, access, addr, len, iova, window: 0 })?;
+        Ok(MrKey { lkey: key, rkey: key })
+    }
+
+    fn insert(&self, fields: Fields) -> Result<u32, CoreError> {
         let mut writer = self.writer.lock();
         let index = self.take_slot(&mut writer)?;
         let slot = self.slot(index).expect("a free slot lies in a chunk");
         let before = slot.stamp.load(Ordering::Relaxed);
         let key = fresh_key(&mut writer.random, index, slot.last.load(Ordering::Relaxed));
         slot.last.store(key, Ordering::Relaxed);
-        let (addr, len) = (region.addr() as u64, region.len() as u64);
-        slot.fill((before >> 32) + 1, key, Fields { pd, access, addr, len, iova, window: 0 });
+        slot.fill((before >> 32) + 1, key, fields);
         writer.live += 1;
-        Ok(MrKey { lkey: key, rkey: key })
+        Ok(key)
+    }
+
+    /// Makes a null region: `ibv_alloc_null_mr`. Its key is for scatter/gather elements only, of any address and length: they read zeros, and
+    /// what they receive goes nowhere.
+    ///
+    /// # Errors
+    /// ENOMEM: no slot or no address space is left.
+    pub fn register_null(&self, pd: u32) -> Result<MrKey, CoreError> {
+        let zeros = mem::zeros()
+            .map_err(|error| CoreError::new(libc::ENOMEM, format!("no address space for a null region: {error}")))?;
+        mem::check_handler();
+        let fields = Fields { pd, access: Access::LOCAL_WRITE, addr: zeros, len: u64::MAX, iova: 0, window: NULL };
+        let key = self.insert(fields)?;
+        Ok(MrKey { lkey: key, rkey: 0 })
     }
 
     /// Changes a region under the same key: `ibv_rereg_mr`. For a moment the key is not valid: who uses the region meanwhile is refused.
@@ -207,15 +239,36 @@ impl KeyTable {
     /// As for [`KeyTable::register`].
     pub fn register_buffer(&self, pd: u32, buffer: &Arc<Buffer>, access: Access) -> Result<MrKey, CoreError> {
         let key = self.register(pd, buffer.region(), buffer.addr(), access)?;
-        self.writer.lock().buffers.insert(key.lkey, Arc::clone(buffer));
+        self.keep(key, Arc::clone(buffer) as _);
         Ok(key)
     }
 
-    /// After [`KeyTable::begin_deregister`], when no lane can touch the memory any more: lets go of a registered buffer.
+    /// Registers mapped memory, which peers call `iova`. The table keeps it mapped until [`KeyTable::release`].
+    ///
+    /// # Errors
+    /// As for [`KeyTable::register`].
+    pub fn register_mapping(
+        &self,
+        pd: u32,
+        mapping: &Arc<Mapping>,
+        iova: u64,
+        access: Access,
+    ) -> Result<MrKey, CoreError> {
+        let key = self.register(pd, mapping.region(), iova, access)?;
+        self.keep(key, Arc::clone(mapping) as _);
+        Ok(key)
+    }
+
+    fn keep(&self, key: MrKey, memory: Arc<dyn Any + Send + Sync>) {
+        self.writer.lock().kept.insert(key.lkey, memory);
+    }
+
+    /// After [`KeyTable::begin_deregister`], when no lane can touch the memory any more: lets go of a registered buffer or
+    /// mapping.
     pub fn release(&self, lkey: u32) {
-        let buffer = self.writer.lock().buffers.remove(&lkey);
+        let kept = self.writer.lock().kept.remove(&lkey);
         // Not under the lock: its memory may be given back here.
-        drop(buffer);
+        drop(kept);
     }
 
     /// Makes every later look-up of a region fail. Who looked it up before may still use its memory: the caller waits for the
@@ -227,7 +280,7 @@ impl KeyTable {
         let mut writer = self.writer.lock();
         let index = lkey >> TAG_BITS;
         let slot = self.slot(index).filter(|slot| slot.stamp.load(Ordering::Relaxed) as u32 == lkey && lkey != 0);
-        let Some(slot) = slot.filter(|slot| slot.window.load(Ordering::Relaxed) == 0) else {
+        let Some(slot) = slot.filter(|slot| slot.window.load(Ordering::Relaxed) & WINDOW == 0) else {
             return Err(unknown(lkey));
         };
         writer.check_unbound(lkey)?;
@@ -248,8 +301,13 @@ impl KeyTable {
         if len == 0 {
             return Ok(Span { addr: va, len: 0 });
         }
-        let entry = self.entry(key).filter(|entry| entry.kind == EntryKind::Region).ok_or(MemoryError::BadKey)?;
-        entry.span(pd, va, len, need)
+        let entry = self.entry(key).ok_or(MemoryError::BadKey)?;
+        match entry.kind {
+            EntryKind::Region => entry.span(pd, va, len, need),
+            EntryKind::Null if entry.pd != pd => Err(MemoryError::WrongPd),
+            EntryKind::Null => Ok(Span { addr: entry.addr, len }),
+            EntryKind::Window => Err(MemoryError::BadKey),
+        }
     }
 
     /// The same for a peer that reaches queue pair `qpn`, with one of the `REMOTE_*` as `need`: windows count too.
@@ -269,7 +327,7 @@ impl KeyTable {
         if len == 0 {
             return Ok(Span { addr: va, len: 0 });
         }
-        let entry = self.entry(key).filter(|entry| entry.qpn == 0 || entry.qpn == qpn).ok_or(MemoryError::BadKey)?;
+        let entry = self.entry(key).filter(|entry| entry.is_for(qpn)).ok_or(MemoryError::BadKey)?;
         entry.span(pd, va, len, need)
     }
 
@@ -278,7 +336,7 @@ impl KeyTable {
     /// # Errors
     /// As for [`KeyTable::resolve_remote`], but for the range.
     pub fn check_remote(&self, pd: u32, qpn: u32, key: u32, need: Access) -> Result<(), MemoryError> {
-        let entry = self.entry(key).filter(|entry| entry.qpn == 0 || entry.qpn == qpn).ok_or(MemoryError::BadKey)?;
+        let entry = self.entry(key).filter(|entry| entry.is_for(qpn)).ok_or(MemoryError::BadKey)?;
         entry.span(pd, entry.iova, 0, need).map(drop)
     }
 
@@ -292,13 +350,17 @@ impl KeyTable {
         }
         let window = slot.window.load(Ordering::Relaxed);
         let entry = Entry {
-            kind: if window == 0 { EntryKind::Region } else { EntryKind::Window },
+            kind: match window {
+                0 => EntryKind::Region,
+                NULL => EntryKind::Null,
+                _ => EntryKind::Window,
+            },
             pd: slot.pd.load(Ordering::Relaxed),
             addr: slot.addr.load(Ordering::Relaxed),
             len: slot.len.load(Ordering::Relaxed),
             iova: slot.iova.load(Ordering::Relaxed),
             access: Access::from_bits_retain(slot.access.load(Ordering::Relaxed)),
-            qpn: window & !WINDOW,
+            qpn: window & QPN,
         };
         fence(Ordering::Acquire);
         // Changed meanwhile: the key was withdrawn, which is what it would have found a moment later.

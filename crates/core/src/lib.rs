@@ -15,6 +15,7 @@ pub mod mem;
 pub mod recv_queue;
 pub mod srq;
 pub mod sync;
+pub mod tags;
 pub mod xrc;
 
 mod event_fd;
@@ -25,7 +26,8 @@ pub use error::CoreError;
 pub use event::{AsyncEvent, AsyncQueue, EventSource, PortEvent, SrqEvent};
 pub use keys::{EntryKind, KeyTable, MrKey, Reregister, WindowKind};
 pub use limits::DeviceAttr;
-pub use mem::{Buffer, RawRegion};
+pub use mem::{Buffer, Mapping, RawRegion};
 pub use recv_queue::RecvQueue;
 pub use srq::Srq;
+pub use tags::{TagChange, TagList, TagOp, TaggedRecv};
 pub use xrc::{XrcDomain, XrcSrq};

@@ -51,6 +51,17 @@ pub const MAX_XRC_SRQ: u32 = 16_383;
 pub const MAX_SRQ_WR: u32 = 16_384;
 /// Scatter/gather elements of one request in a shared receive queue.
 pub const MAX_SRQ_SGE: u32 = MAX_SGE;
+/// Buffers in the tag list of a shared receive queue: a message may be compared with all of them.
+pub const MAX_NUM_TAGS: u32 = 1_024;
+/// Operations on a tag list that are not complete: each is complete when it is posted, so any number will do.
+pub const MAX_TAG_OPS: u32 = 16_384;
+/// Bytes of the longest rendezvous request that tags match.
+pub const MAX_RNDV_HDR_SIZE: u32 = ferroce_transport::MAX_RNDV_HDR as u32;
+/// Rates that queue pairs can keep to, in kbit/s.
+pub const RATE_LIMIT: std::ops::RangeInclusive<u32> =
+    ferroce_transport::RATE_LIMIT_MIN..=ferroce_transport::RATE_LIMIT_MAX;
+/// Bytes that a queue pair that keeps to a rate may send in one go.
+pub const RATE_LIMIT_BURST: u32 = ferroce_transport::MAX_TRAIN_BYTES;
 /// Partition keys: only the default one, 0xffff.
 pub const MAX_PKEYS: u16 = 1;
 /// Delay of the local ACK as the code of 4.096 us * 2^code: 65 us.

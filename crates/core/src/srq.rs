@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::sync::Mutex;
-use ferroce_transport::RecvWr;
+use ferroce_transport::{RecvWr, TagMatch};
 
 use crate::error::CoreError;
 use crate::event::{AsyncEvent, AsyncQueue, SrqEvent};
 use crate::limits;
 use crate::recv_queue::RecvQueue;
+use crate::tags::TagList;
 
 /// A receive queue that several queue pairs draw from, with a low-water event.
 #[derive(Debug)]
@@ -18,6 +19,7 @@ pub struct Srq {
     limit: Mutex<u32>,
     events: Arc<AsyncQueue>,
     cookie: u64,
+    tags: Option<TagList>,
 }
 
 impl Srq {
@@ -33,7 +35,18 @@ impl Srq {
                 format!("SRQ max_sge {max_sge} is above {}", limits::MAX_SRQ_SGE),
             ));
         }
-        Ok(Srq { queue: RecvQueue::new(max_wr, max_sge)?, limit: Mutex::new(0), events, cookie })
+        Ok(Srq { queue: RecvQueue::new(max_wr, max_sge)?, limit: Mutex::new(0), events, cookie, tags: None })
+    }
+
+    /// The same queue, for messages that match no tag of this list.
+    #[must_use]
+    pub fn with_tags(self, tags: TagList) -> Srq {
+        Srq { tags: Some(tags), ..self }
+    }
+
+    /// Its tag list, if it has one.
+    pub fn tags(&self) -> Option<&TagList> {
+        self.tags.as_ref()
     }
 
     /// Queues a request.
@@ -49,6 +62,23 @@ impl Srq {
         let wr = self.queue.pop()?;
         self.check_limit(&mut self.limit.lock());
         Some(wr)
+    }
+
+    /// Takes the receive of a message with this tag: the oldest buffer that it matches, else the oldest request; then the message is unexpected.
+    /// Without a tag it is in any case.
+    pub fn take_tagged(&self, tag: Option<u64>) -> Option<TagMatch> {
+        let otherwise = || self.pop().map(TagMatch::Unexpected);
+        match &self.tags {
+            Some(tags) => tags.take(tag, TagMatch::Tagged, otherwise),
+            None => otherwise(),
+        }
+    }
+
+    /// An unexpected message failed: it does not count.
+    pub fn forget_unexpected(&self) {
+        if let Some(tags) = &self.tags {
+            tags.forget_unexpected();
+        }
     }
 
     /// Arms the limit (`IBV_SRQ_LIMIT`; 0 disarms) and changes the size (`IBV_SRQ_MAX_WR`). All or nothing. If fewer requests than

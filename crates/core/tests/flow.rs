@@ -1,7 +1,10 @@
 //! Flow steering against a model that knows what a frame was made of, and what becomes of frames that are any bytes.
 
+use std::sync::Arc;
+
 use ferroce_core::flow::{
-    EthFilter, FlowAttr, FlowKind, FlowRule, FlowSpec, FlowTable, Ipv4Filter, Ipv6Filter, MAX_FLOWS, Masked, PortFilter,
+    CounterKind, EthFilter, FlowAttr, FlowCounters, FlowKind, FlowRule, FlowSpec, FlowTable, Ipv4Filter, Ipv6Filter,
+    MAX_FLOWS, Masked, PortFilter,
 };
 use proptest::prelude::*;
 
@@ -348,4 +351,51 @@ fn rules_that_cannot_be_are_refused() {
     }
     let both = FlowAttr { dont_trap: true, specs: vec![FlowSpec::Drop], ..FlowAttr::default() };
     assert_eq!(errno(both), libc::EINVAL);
+}
+
+fn counted(counters: &FlowCounters) -> (u64, u64) {
+    let mut values = [7; 3];
+    counters.read(&mut values).unwrap();
+    assert_eq!(values[1], 0, "nothing was attached there");
+    (values[0], values[2])
+}
+
+#[test]
+fn counters_add_up_the_frames_of_all_flows_that_have_them() {
+    let counters = Arc::new(FlowCounters::new());
+    counters.attach(CounterKind::Packets, 0).unwrap();
+    counters.attach(CounterKind::Bytes, 2).unwrap();
+    let all = FlowAttr { counters: Some(Arc::clone(&counters)), ..FlowAttr::default() };
+    let mut table = FlowTable::default();
+    assert_eq!(counters.flows(), 0);
+    let first = table.insert(FlowRule::new(&FlowAttr { dont_trap: true, ..all.clone() }).unwrap(), 1u16).unwrap();
+    table
+        .insert(FlowRule::new(&FlowAttr { priority: 1, specs: vec![FlowSpec::Drop], ..all.clone() }).unwrap(), 2)
+        .unwrap();
+    assert_eq!(counters.flows(), 2);
+    assert_eq!(counters.attach(CounterKind::Bytes, 1).unwrap_err().errno, libc::EBUSY);
+    assert_eq!(table.steer(&[0x55; 60]).len(), 1);
+    assert_eq!(counted(&counters), (2, 120), "one left it, the other dropped it");
+    assert!(table.remove(first));
+    assert!(table.steer(&[0x55; 100]).is_empty());
+    assert_eq!(counted(&counters), (3, 220));
+    table.remove_receiver(2);
+    assert_eq!(counters.flows(), 0);
+    table.steer(&[0x55; 100]);
+    assert_eq!(counted(&counters), (3, 220));
+}
+
+#[test]
+fn counters_at_one_place_are_added_up_and_places_must_be_there() {
+    let counters = Arc::new(FlowCounters::new());
+    counters.attach(CounterKind::Packets, 1).unwrap();
+    counters.attach(CounterKind::Bytes, 1).unwrap();
+    let mut table = FlowTable::default();
+    let attr = FlowAttr { counters: Some(Arc::clone(&counters)), ..FlowAttr::default() };
+    table.insert(FlowRule::new(&attr).unwrap(), 1u16).unwrap();
+    table.steer(&[0; 64]);
+    let mut values = [9; 2];
+    counters.read(&mut values).unwrap();
+    assert_eq!(values, [0, 65]);
+    assert_eq!(counters.read(&mut values[..1]).unwrap_err().errno, libc::EINVAL);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferroce_core::{Cq, KeyTable, XrcSrq, mem};
 use ferroce_transport::{
     Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent, RecvWr, Sge, Span,
-    WcStatus, Window, WindowSignal,
+    TagMatch, WcFlags, WcStatus, Window, WindowSignal,
 };
 use smallvec::SmallVec;
 
@@ -87,6 +87,9 @@ impl Memory for QpHost<'_> {
     }
 
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
+        if mem::is_zeros(span.addr) {
+            return Ok(());
+        }
         mem::store(span.addr, data, last).map_err(|mem::Fault| MemoryError::Fault)
     }
 
@@ -125,6 +128,21 @@ impl Host for QpHost<'_> {
         self.srq.as_ref().map(|srq| srq.pd)
     }
 
+    fn matches_tags(&self) -> bool {
+        matches!(&self.qp.init.recv, RecvSource::Shared(srq) if srq.tags().is_some())
+    }
+
+    fn take_tagged(&mut self, tag: Option<u64>) -> Option<TagMatch> {
+        let RecvSource::Shared(srq) = &self.qp.init.recv else { return None };
+        srq.take_tagged(tag)
+    }
+
+    fn forget_unexpected(&mut self) {
+        if let RecvSource::Shared(srq) = &self.qp.init.recv {
+            srq.forget_unexpected();
+        }
+    }
+
     fn complete_send(&mut self, completion: Completion) {
         let qp = self.qp;
         self.complete(qp.init.send_cq.as_ref().expect("who sends has a completion queue"), completion);
@@ -135,7 +153,9 @@ impl Host for QpHost<'_> {
     }
 
     fn complete_recv(&mut self, completion: Completion) {
-        self.received |= completion.status == WcStatus::Success;
+        // After a match alone there may be something to send at once: the READ of a rendezvous request.
+        let is_match_only = completion.flags & (WcFlags::TM_MATCH | WcFlags::TM_DATA_VALID) == WcFlags::TM_MATCH;
+        self.received |= completion.status == WcStatus::Success && !is_match_only;
         let (qp, srq) = (self.qp, self.srq.clone());
         // A receive of an XRC domain whose queue is gone went with it.
         if let Some(cq) = srq.as_ref().map(|srq| &srq.cq).or(qp.init.recv_cq.as_ref()) {

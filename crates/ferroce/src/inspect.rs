@@ -74,6 +74,7 @@ fn snapshot(card: &Card, objects: &Objects) -> Snapshot {
         let kind = match entry.kind {
             EntryKind::Region => "MR",
             EntryKind::Window => "MW",
+            EntryKind::Null => "null",
         };
         snapshot.mrs.push_with(|| MrRow {
             kind: kind.into(),

@@ -32,7 +32,10 @@ pub use context::{Context, service, settle_before_exit};
 pub use cq::{Cq, EventsDelivered};
 pub use device::{Device, GidEntry, PortAttr, device_named, device_of, devices};
 pub use error::{Error, Result};
-pub use ferroce_core::{AsyncEvent, Buffer, CompChannel, RawRegion, WindowKind, flow, limits, sync};
+pub use ferroce_core::mem::{Fault, page_size};
+pub use ferroce_core::{
+    AsyncEvent, Buffer, CompChannel, Mapping, RawRegion, TagChange, TagOp, TaggedRecv, WindowKind, flow, limits, sync,
+};
 pub use ferroce_engine::{Attendance, Counters, QueueCaps};
 pub use ferroce_service::{ServiceError, client::Client, cm, environment};
 pub use ferroce_transport::{
@@ -43,9 +46,9 @@ pub use ferroce_wire::Psn;
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, prepare};
 pub use mw::Mw;
 pub use pair::{ConnectOptions, Endpoint};
-pub use pd::{Ah, AhAttr, Mr, Pd, address_of};
+pub use pd::{Ah, AhAttr, DMABUF_ACCESS, Mr, Pd, address_of};
 pub use qp::{InitiatorCreate, Qp, QpCreate, QpModify};
-pub use srq::{Srq, SrqCreate};
+pub use srq::{Srq, SrqCreate, TagSrqCreate};
 pub use steering::Flow;
 pub use wq::{RwqTable, SpreadCreate, Wq, WqCreate, WqState};
 pub use xrc::{Xrcd, XrcdOpen};

@@ -1,21 +1,31 @@
 //! Protection domains, memory regions and address handles.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use ferroce_core::mem::page_size;
 use ferroce_core::sync::Mutex;
-use ferroce_core::{Buffer, CoreError, KeyTable, MrKey, RawRegion, Reregister, WindowKind};
+use ferroce_core::{Buffer, CoreError, KeyTable, Mapping, MrKey, RawRegion, Reregister, WindowKind};
 use ferroce_transport::{Access, PathAddr};
 
 use crate::context::Context;
+use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::mw::Mw;
 use crate::objects;
 use crate::qp::{InitiatorCreate, Qp, QpCreate};
 use crate::route;
-use crate::srq::{Srq, SrqCreate};
+use crate::srq::{Srq, SrqCreate, TagSrqCreate};
 use crate::wq::{SpreadCreate, Wq, WqCreate};
+
+/// Rights that a region of a dma-buf can have (`ibv_reg_dmabuf_mr(3)`).
+pub const DMABUF_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::RELAXED_ORDERING);
 
 /// A protection domain: the boundary inside which regions and queue pairs may meet.
 #[derive(Debug)]
@@ -58,6 +68,57 @@ impl Pd {
     /// EINVAL: remote write or atomic without local write.
     pub fn reg_buffer(self: &Arc<Self>, buffer: &Arc<Buffer>, access: Access) -> Result<Arc<Mr>> {
         self.register(|keys| keys.register_buffer(self.handle, buffer, access))
+    }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on, which peers call `iova`; or of any other file that can be mapped, such as a memfd.
+    /// Whoever else has mapped it sees what the card writes, and may change what it reads. The file may be closed afterwards.
+    ///
+    /// # Errors
+    /// EINVAL: no bytes, or not all of them are in the file; `iova` and `offset` lie differently in their pages; rights other than
+    /// [`DMABUF_ACCESS`], or remote write or atomic without local write. What the system says if the file cannot be mapped with these rights: EACCES,
+    /// ENODEV.
+    pub fn reg_dmabuf(
+        self: &Arc<Self>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>> {
+        self.context.check()?;
+        let unknown = access.difference(DMABUF_ACCESS);
+        if !unknown.is_empty() {
+            return Err(Error::new(libc::EINVAL, format!("access flags {:#x} are not for dma-bufs", unknown.bits())));
+        }
+        let page = page_size() as u64;
+        if offset % page != iova % page {
+            return Err(Error::new(
+                libc::EINVAL,
+                format!("offset {offset:#x} and iova {iova:#x} must lie in their pages of {page} bytes alike"),
+            ));
+        }
+        let mapping = Mapping::of_file(file, offset, len, access.contains(Access::LOCAL_WRITE)).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+            Error::new(errno, format!("cannot map {len} bytes at {offset} of the file: {error}"))
+        })?;
+        self.reg_mapping(&Arc::new(mapping), iova, access)
+    }
+
+    /// Registers mapped memory, which stays mapped at least as long.
+    ///
+    /// # Errors
+    /// EINVAL: remote write or atomic without local write.
+    pub fn reg_mapping(self: &Arc<Self>, mapping: &Arc<Mapping>, iova: u64, access: Access) -> Result<Arc<Mr>> {
+        self.register(|keys| keys.register_mapping(self.handle, mapping, iova, access))
+    }
+
+    /// Makes a null region: scatter/gather elements that name it, with any address and length, read zeros, and what they receive goes
+    /// nowhere. Peers cannot name it: its rkey is 0.
+    ///
+    /// # Errors
+    /// ENOMEM: no key or no address space is left.
+    pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>> {
+        self.register(|keys| keys.register_null(self.handle))
     }
 
     fn register(self: &Arc<Self>, make: impl FnOnce(&KeyTable) -> Result<MrKey, CoreError>) -> Result<Arc<Mr>> {
@@ -121,6 +182,15 @@ impl Pd {
     pub fn create_srq(self: &Arc<Self>, create: &SrqCreate) -> Result<Arc<Srq>> {
         self.context.check()?;
         Srq::create(self, create)
+    }
+
+    /// Makes a shared receive queue that matches tags. What RC queue pairs receive by it, and what is done with its tag list, completes in `cq`.
+    ///
+    /// # Errors
+    /// EINVAL: sizes above the device's limits, no room for tags, a CQ of another context.
+    pub fn create_tag_srq(self: &Arc<Self>, cq: &Arc<Cq>, create: &TagSrqCreate) -> Result<Arc<Srq>> {
+        self.context.check()?;
+        Srq::create_with_tags(self, cq, create)
     }
 
     /// Makes an address handle.

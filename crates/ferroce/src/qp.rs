@@ -25,7 +25,7 @@ use crate::xrc::Xrcd;
 pub struct QpCreate {
     /// Completions of sends.
     pub send_cq: Arc<Cq>,
-    /// Completions of receives.
+    /// Completions of receives; those of an SRQ that matches tags go to its own.
     pub recv_cq: Arc<Cq>,
     /// Receives come from here instead of an own receive queue.
     pub srq: Option<Arc<Srq>>,
@@ -137,6 +137,10 @@ impl Qp {
         if create.qp_type == QpType::RawPacket && create.srq.is_some() {
             return Err(Error::new(libc::EOPNOTSUPP, "srq: RAW_PACKET queue pairs have receive queues of their own"));
         }
+        let tag_cq = create.srq.as_ref().and_then(|srq| srq.tag_cq());
+        if tag_cq.is_some() && create.qp_type != QpType::Rc {
+            return Err(Error::new(libc::EINVAL, "srq matches tags, which is for RC queue pairs"));
+        }
         check_caps(&create.caps)?;
         check_context(pd, create)?;
         let caps = granted(&create.caps, create.srq.is_some());
@@ -147,7 +151,7 @@ impl Qp {
         let uses = Uses {
             pd: Some(Arc::clone(pd)),
             send_cq: Some(Arc::clone(&create.send_cq)),
-            recv_cq: Some(Arc::clone(&create.recv_cq)),
+            recv_cq: Some(Arc::clone(tag_cq.unwrap_or(&create.recv_cq))),
             srq: create.srq.clone(),
             ..Uses::default()
         };
@@ -334,6 +338,16 @@ impl Qp {
     pub fn query(&self) -> Result<QpModify> {
         self.context.check()?;
         Ok(QpModify { attr: self.pair.query()?, ah: *self.ah.lock() })
+    }
+
+    /// Has its requests keep to a rate, in kbit/s of the wire; 0 takes the limit away, as RESET does. Up to [`limits::RATE_LIMIT_BURST`] bytes go in
+    /// one go; what the peer is answered does not wait.
+    ///
+    /// # Errors
+    /// EINVAL: another service type than RC, UC and UD, not in RTS, a rate outside [`limits::RATE_LIMIT`].
+    pub fn set_rate_limit(&self, rate_kbps: u32) -> Result<()> {
+        self.context.check()?;
+        Ok(self.pair.set_rate_limit(rate_kbps)?)
     }
 
     /// Queues a send request; [`Qp::ring`] sets it going. One ring serves a whole list.

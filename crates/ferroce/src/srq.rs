@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ferroce_core::{EventSource, XrcSrq, limits};
+use ferroce_core::{EventSource, TagList, TagOp, XrcSrq, limits};
 use ferroce_transport::RecvWr;
 
 use crate::cq::Cq;
@@ -23,6 +23,17 @@ pub struct SrqCreate {
     pub cookie: u64,
 }
 
+/// What a shared receive queue that matches tags is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct TagSrqCreate {
+    /// The ordinary requests, for messages that match no tag.
+    pub srq: SrqCreate,
+    /// Buffers that the tag list can hold.
+    pub max_num_tags: u32,
+    /// Operations on it that may be incomplete at a time.
+    pub max_ops: u32,
+}
+
 /// A shared receive queue.
 #[derive(Debug)]
 pub struct Srq {
@@ -30,6 +41,8 @@ pub struct Srq {
     queue: Arc<ferroce_core::Srq>,
     pub(crate) users: AtomicU32,
     xrc: Option<Xrc>,
+    /// If it matches tags: where all its completions go.
+    cq: Option<Arc<Cq>>,
     /// Lists it among the process's objects.
     _entry: objects::Entry,
 }
@@ -45,12 +58,22 @@ struct Xrc {
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<Pd>, create: &SrqCreate) -> Result<Arc<Srq>> {
-        Srq::make(pd, create, |_| Ok(None))
+        Srq::make(pd, create, None, |_| Ok(None))
+    }
+
+    /// Matching tags.
+    pub(crate) fn create_with_tags(pd: &Arc<Pd>, cq: &Arc<Cq>, create: &TagSrqCreate) -> Result<Arc<Srq>> {
+        check_limit("tm_cap.max_ops", create.max_ops, limits::MAX_TAG_OPS)?;
+        if !Arc::ptr_eq(cq.context(), pd.context()) {
+            return Err(Error::new(libc::EINVAL, "cq belongs to another device context than the protection domain"));
+        }
+        let tags = TagList::new(create.max_num_tags, Arc::clone(cq.queue()))?;
+        Srq::make(pd, &create.srq, Some((tags, cq)), |_| Ok(None))
     }
 
     /// In an XRC domain.
     pub(crate) fn create_in(xrcd: &Arc<Xrcd>, pd: &Arc<Pd>, cq: &Arc<Cq>, create: &SrqCreate) -> Result<Arc<Srq>> {
-        Srq::make(pd, create, |queue| {
+        Srq::make(pd, create, None, |queue| {
             let number = xrcd.context().card().take_srq_number()?;
             let entry = XrcSrq { queue: Arc::clone(queue), cq: Arc::clone(cq.queue()), pd: pd.handle() };
             xrcd.domain().queues().add(number, entry);
@@ -63,17 +86,25 @@ impl Srq {
     fn make(
         pd: &Arc<Pd>,
         create: &SrqCreate,
+        tags: Option<(TagList, &Arc<Cq>)>,
         xrc: impl FnOnce(&Arc<ferroce_core::Srq>) -> Result<Option<Xrc>>,
     ) -> Result<Arc<Srq>> {
         check_limit("max_wr", create.max_wr, limits::MAX_SRQ_WR)?;
         check_limit("max_sge", create.max_sge, limits::MAX_SRQ_SGE)?;
         let events = Arc::clone(pd.context().events());
-        let queue = Arc::new(ferroce_core::Srq::new(create.max_wr, create.max_sge, events, create.cookie)?);
+        let queue = ferroce_core::Srq::new(create.max_wr, create.max_sge, events, create.cookie)?;
+        let (queue, cq) = match tags {
+            Some((tags, cq)) => (Arc::new(queue.with_tags(tags)), Some(Arc::clone(cq))),
+            None => (Arc::new(queue), None),
+        };
         let xrc = xrc(&queue)?;
         pd.users.fetch_add(1, Ordering::Relaxed);
+        if let Some(cq) = &cq {
+            cq.users.fetch_add(1, Ordering::Relaxed);
+        }
         let context = pd.context();
         let entry = context.objects().add_srq(context.device().ifindex(), pd.handle(), &queue);
-        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0), xrc, _entry: entry }))
+        Ok(Arc::new(Srq { pd: Arc::clone(pd), queue, users: AtomicU32::new(0), xrc, cq, _entry: entry }))
     }
 
     pub(crate) fn queue(&self) -> &Arc<ferroce_core::Srq> {
@@ -88,6 +119,23 @@ impl Srq {
     /// The number that requests name it by, if it belongs to an XRC domain.
     pub fn number(&self) -> Option<u32> {
         self.xrc.as_ref().map(|xrc| xrc.number)
+    }
+
+    /// Where its completions go, if it matches tags.
+    pub(crate) fn tag_cq(&self) -> Option<&Arc<Cq>> {
+        self.cq.as_ref()
+    }
+
+    /// Changes the tag list (`ibv_post_srq_ops(3)`). The operation is complete when this returns. Gives the handle of a buffer that was
+    /// added.
+    ///
+    /// # Errors
+    /// EINVAL: the queue matches no tags, or too many elements. ENOMEM: the list is full.
+    pub fn post_tag_op(&self, op: TagOp) -> Result<Option<u32>> {
+        let context = self.pd.context();
+        context.check()?;
+        let tags = self.queue.tags().ok_or_else(|| Error::new(libc::EINVAL, "srq: its type is not IBV_SRQT_TM"))?;
+        Ok(tags.post(op, context.clock())?)
     }
 
     /// Posts a receive request.
@@ -158,6 +206,9 @@ impl Drop for Srq {
             self.leave_domain();
         }
         self.pd.users.fetch_sub(1, Ordering::Relaxed);
+        if let Some(cq) = &self.cq {
+            cq.users.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

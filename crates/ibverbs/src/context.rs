@@ -11,7 +11,7 @@ use crate::device::DeviceObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, verb};
 use crate::handle::{Shared, handle_number};
 use crate::registry::Registry;
-use crate::{cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, wq, xrc};
+use crate::{counters, cq, cq_ex, dm, domain, flow, mr, mw, post, qp, query, slots, srq, tags, wq, xrc};
 
 /// An open device as C sees it. Objects made on it keep it, so that their `context` field stays valid even when a program closes the
 /// device first.
@@ -162,29 +162,29 @@ fn dispatch(context: ibv_context) -> verbs_context {
     verbs_context {
         free_buf: None,
         alloc_buf: None,
-        dm_export_dmabuf_fd: slots::status(slots::dm_export_dmabuf_fd),
+        dm_export_dmabuf_fd: Some(dm::ibv_dm_export_dmabuf_fd),
         reg_mr_ex: None,
         dealloc_dmah: slots::status(slots::dealloc_dmah),
         alloc_dmah: slots::pointer(slots::alloc_dmah),
         query_port: Some(query::query_port),
         advise_mr: Some(mr::advise_mr),
-        alloc_null_mr: slots::pointer(slots::alloc_null_mr),
-        read_counters: slots::status(slots::read_counters),
-        attach_counters_point_flow: slots::status(slots::attach_counters),
-        create_counters: slots::pointer(slots::create_counters),
-        destroy_counters: slots::status(slots::destroy_counters),
+        alloc_null_mr: Some(mr::alloc_null_mr),
+        read_counters: Some(counters::read_counters),
+        attach_counters_point_flow: Some(counters::attach_counters),
+        create_counters: Some(counters::create_counters),
+        destroy_counters: Some(counters::destroy_counters),
         reg_dm_mr: Some(dm::reg_dm_mr),
         alloc_dm: Some(dm::alloc_dm),
         free_dm: Some(dm::free_dm),
         modify_flow_action_esp: slots::status(slots::modify_flow_action_esp),
         destroy_flow_action: slots::status(slots::destroy_flow_action),
         create_flow_action_esp: slots::pointer(slots::create_flow_action_esp),
-        modify_qp_rate_limit: slots::status(slots::modify_qp_rate_limit),
+        modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
         alloc_parent_domain: Some(domain::alloc_parent_domain),
         dealloc_td: Some(domain::dealloc_td),
         alloc_td: Some(domain::alloc_td),
         modify_cq: Some(cq::modify_cq),
-        post_srq_ops: Some(slots::post_srq_ops),
+        post_srq_ops: Some(tags::post_srq_ops),
         destroy_rwq_ind_table: Some(wq::destroy_rwq_ind_table),
         create_rwq_ind_table: Some(wq::create_rwq_ind_table),
         destroy_wq: Some(wq::destroy_wq),

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use ferroce::limits::{self, DEVICE_ATTR};
-use ferroce::{AhAttr, Device, PortAttr, QueueCaps};
+use ferroce::{AhAttr, Device, PortAttr, QpType, QueueCaps};
 
 use crate::abi::*;
 use crate::device::c_chars;
@@ -137,9 +137,19 @@ pub(crate) fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
             rx_hash_function: consts::RX_HASH_TOEPLITZ,
         },
         max_wq_type_rq: limits::MAX_WQ,
-        packet_pacing_caps: ibv_packet_pacing_caps { qp_rate_limit_min: 0, qp_rate_limit_max: 0, supported_qpts: 0 },
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: *limits::RATE_LIMIT.start(),
+            qp_rate_limit_max: *limits::RATE_LIMIT.end(),
+            supported_qpts: 1 << QpType::Rc as u32 | 1 << QpType::Uc as u32 | 1 << QpType::Ud as u32,
+        },
         raw_packet_caps: 0,
-        tm_caps: ibv_tm_caps { max_rndv_hdr_size: 0, max_num_tags: 0, flags: 0, max_ops: 0, max_sge: 0 },
+        tm_caps: ibv_tm_caps {
+            max_rndv_hdr_size: limits::MAX_RNDV_HDR_SIZE,
+            max_num_tags: limits::MAX_NUM_TAGS,
+            flags: consts::tm::CAP_RC,
+            max_ops: limits::MAX_TAG_OPS,
+            max_sge: limits::MAX_SGE,
+        },
         cq_mod_caps: ibv_cq_moderation_caps {
             max_cq_count: limits.max_cq_count,
             max_cq_period: limits.max_cq_period_us,

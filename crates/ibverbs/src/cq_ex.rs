@@ -119,10 +119,10 @@ slot! {
             let timestamps = (*attr).wc_flags & TIMESTAMPS != 0;
             ((*attr).wc_flags, (*attr).flags, CqCreate { cqe, cq_context, channel, comp_vector, timestamps })
         };
-        let unknown = wc_flags & !(cq_init::WC_STANDARD | cq_init::WC_FLOW_TAG | TIMESTAMPS);
+        let unknown = wc_flags & !(cq_init::WC_STANDARD | cq_init::WC_FLOW_TAG | cq_init::WC_TM_INFO | TIMESTAMPS);
         if unknown != 0 {
             return Err(Refusal::unsupported(format!(
-                "wc_flags {unknown:#x}: VLAN tags and tag matching are not available"
+                "wc_flags {unknown:#x}: VLAN tags are not available"
             )));
         }
         if mask & cq_init::MASK_FLAGS != 0 && flags & !cq_init::SINGLE_THREADED != 0 {
@@ -250,13 +250,16 @@ slot! {
         Ok(if is_something_else { 0 } else { completion.imm })
     }
 
-    /// `ibv_wc_read_tm_info`: not granted at creation; the structure is cleared.
-    fn read_tm_info as "ibv_wc_read_tm_info" (_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) -> Void {
-        if !info.is_null() {
-            // SAFETY: not NULL, so it points to a structure of the caller.
-            unsafe { ptr::write(info, ibv_wc_tm_info { tag: 0, priv_: 0 }) };
+    /// `ibv_wc_read_tm_info`: of a message whose tag matched; else zero.
+    fn read_tm_info as "ibv_wc_read_tm_info" (cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) -> Void {
+        // SAFETY: by the contract of the verb.
+        let completion = unsafe { current(cq) }?;
+        if info.is_null() {
+            return Err(Refusal::invalid("tm_info is NULL"));
         }
-        Err(Refusal::unsupported("tag matching is not implemented"))
+        // SAFETY: not NULL, so it points to a structure of the caller.
+        unsafe { ptr::write(info, ibv_wc_tm_info { tag: completion.tm_tag, priv_: completion.tm_app_ctx }) };
+        Ok(())
     }
 
     /// `ibv_wc_read_completion_wallclock_ns`: nanoseconds since 1970, as the system's clock counts them now.

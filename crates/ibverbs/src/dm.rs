@@ -1,14 +1,17 @@
-//! Device memory: memory of the card. This card's memory is the process's, kept by the library.
+//! Device memory: memory of the card. This card's memory is the process's, kept by the library; each piece is a file without a name,
+//! so that it can be exported.
 
 use std::ffi::{c_uint, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ferroce::{Access, Buffer};
+use ferroce::{Access, Mapping};
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::{ContextObject, ContextRef};
-use crate::entry::{Pointer, Refusal, Status, Verb, Void, slot, verb};
+use crate::entry::{MinusOne, Pointer, Refusal, Status, Verb, Void, slot, verb};
 use crate::handle::{Shared, handle, handle_number};
 use crate::mr;
 use crate::registry::Registry;
@@ -25,17 +28,58 @@ static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 /// A piece of device memory. Regions that were registered over it keep it.
 pub(crate) struct Piece {
-    buffer: Buffer,
+    memory: Mapping,
+    file: OwnedFd,
     length: usize,
+    _share: Share,
 }
 
-impl Piece {
-    fn allocate(length: usize) -> Verb<Arc<Piece>> {
+/// So much of the memory that a process can have.
+struct Share(usize);
+
+impl Share {
+    fn take(length: usize) -> Verb<Share> {
         let fits = |allocated: usize| allocated.checked_add(length).filter(|sum| *sum <= MAX_SIZE);
         ALLOCATED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map_err(|allocated| {
             Refusal::new(libc::ENOMEM, format!("{length} bytes of device memory: {} are left", MAX_SIZE - allocated))
         })?;
-        Ok(Arc::new(Piece { buffer: Buffer::new(length), length }))
+        Ok(Share(length))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        ALLOCATED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// A file of whole pages whose length nobody can change: who maps it, here or elsewhere, finds all of it.
+fn file(length: usize) -> io::Result<OwnedFd> {
+    let page = ferroce::page_size();
+    let size = length.div_ceil(page) * page;
+    // SAFETY: the name is a string of C.
+    let fd = unsafe { libc::memfd_create(c"ferroce-dm".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it was just made and is nobody else's.
+    let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.set_len(size as u64)?;
+    // SAFETY: an operation on our descriptor with a number.
+    if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file.into())
+}
+
+impl Piece {
+    fn allocate(length: usize) -> Verb<Arc<Piece>> {
+        let share = Share::take(length)?;
+        let made = file(length).and_then(|file| Ok((Mapping::of_file(file.as_fd(), 0, length, true)?, file)));
+        let (memory, file) = made.map_err(|error| {
+            Refusal::new(error.raw_os_error().unwrap_or(libc::ENOMEM), format!("no file for device memory: {error}"))
+        })?;
+        Ok(Arc::new(Piece { memory, file, length, _share: share }))
     }
 
     /// Checks a copy of `length` bytes at `offset`.
@@ -51,10 +95,8 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
-    fn drop(&mut self) {
-        ALLOCATED.fetch_sub(self.length, Ordering::Relaxed);
-    }
+fn gone(_: ferroce::Fault) -> Refusal {
+    Refusal::new(libc::EFAULT, "there is no memory left for the piece's file")
 }
 
 /// `struct ibv_dm` and what is behind it.
@@ -123,8 +165,8 @@ slot! {
             return if length == 0 { Ok(()) } else { Err(Refusal::invalid("host_addr is NULL")) };
         }
         // SAFETY: the caller has `length` bytes there.
-        piece.buffer.write(offset, unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) });
-        Ok(())
+        let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) };
+        piece.memory.write(offset, from).map_err(gone)
     }
 
     /// `ibv_memcpy_from_dm(3)`.
@@ -140,8 +182,7 @@ slot! {
             std::ptr::write_bytes(to.cast::<u8>(), 0, length);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), length)
         };
-        piece.buffer.read(offset, to);
-        Ok(())
+        piece.memory.read(offset, to).map_err(gone)
     }
 
     /// `ibv_reg_dm_mr(3)`: addresses of the region start at 0.
@@ -160,11 +201,25 @@ slot! {
         }
         let offset = piece.check(offset, length)?;
         // SAFETY: by the contract of the verb; the region keeps the piece, and so its memory, until it is deregistered.
-        unsafe { mr::register_piece(pd, piece.buffer.addr() as usize + offset, length, access, piece) }
+        unsafe { mr::register_piece(pd, piece.memory.addr() + offset, length, access, piece) }
     }
 }
 
 verb! {
+    /// `ibv_dm_export_dmabuf_fd(3)`: the piece's file, whole pages of it. It can be mapped, passed on and registered.
+    fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> MinusOne {
+        // SAFETY: by the contract of the verb.
+        let piece = &unsafe { DmObject::of(dm) }?.piece;
+        // SAFETY: an operation on our descriptor with a number.
+        match unsafe { libc::fcntl(piece.file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) } {
+            fd if fd >= 0 => Ok(fd),
+            _ => Err(Refusal::new(
+                io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE),
+                "no descriptor for the piece's file",
+            )),
+        }
+    }
+
     /// `ibv_import_dm(3)`: from another context of this process.
     fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> Pointer<ibv_dm> {
         // SAFETY: by the contract of the verb.

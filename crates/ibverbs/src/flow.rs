@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
-use ferroce::flow::{EthFilter, FlowAttr, FlowKind, FlowSpec, Ipv4Filter, Ipv6Filter, Masked, PortFilter};
+use ferroce::flow::{
+    EthFilter, FlowAttr, FlowCounters, FlowKind, FlowSpec, Ipv4Filter, Ipv6Filter, Masked, PortFilter,
+};
 
 use crate::abi::consts::{flow, flow_spec};
 use crate::abi::{
     ibv_flow, ibv_flow_attr, ibv_flow_eth_filter, ibv_flow_ipv4_ext_filter, ibv_flow_ipv4_filter, ibv_flow_ipv6_filter,
-    ibv_flow_spec_action_drop, ibv_flow_spec_action_tag, ibv_flow_spec_hdr, ibv_flow_spec_of, ibv_flow_tcp_udp_filter,
-    ibv_qp,
+    ibv_flow_spec_action_drop, ibv_flow_spec_action_tag, ibv_flow_spec_counter_action, ibv_flow_spec_hdr,
+    ibv_flow_spec_of, ibv_flow_tcp_udp_filter, ibv_qp,
 };
 use crate::context::ContextRef;
+use crate::counters::CountersObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, slot};
 use crate::handle::{Shared, handle, handle_number};
 use crate::qp::QpObject;
@@ -46,15 +49,27 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Verb<FlowAttr> {
         return Err(Refusal::invalid(format!("flags {:#x} are unknown", head.flags)));
     }
     let mut specs = Vec::with_capacity(head.num_of_specs.into());
+    let mut counters = None;
     let mut at = attr.wrapping_add(1).cast::<u8>();
     for _ in 0..head.num_of_specs {
         // SAFETY: by the contract above a specification starts here.
-        let (spec, size) = unsafe { specification(at) }?;
-        specs.push(spec);
-        at = at.wrapping_add(size.into());
+        at = match unsafe { counting(at) }? {
+            Some((found, size)) => {
+                if counters.replace(found).is_some() {
+                    return Err(Refusal::invalid("two specifications are IBV_FLOW_SPEC_ACTION_COUNT"));
+                }
+                at.wrapping_add(size.into())
+            }
+            None => {
+                // SAFETY: as above.
+                let (spec, size) = unsafe { specification(at) }?;
+                specs.push(spec);
+                at.wrapping_add(size.into())
+            }
+        };
     }
     let (priority, dont_trap) = (head.priority, head.flags & flow::DONT_TRAP != 0);
-    Ok(FlowAttr { kind: kind(head.type_)?, priority, dont_trap, specs })
+    Ok(FlowAttr { kind: kind(head.type_)?, priority, dont_trap, specs, counters })
 }
 
 /// `enum ibv_flow_attr_type`.
@@ -66,6 +81,24 @@ fn kind(number: u32) -> Verb<FlowKind> {
         3 => Ok(FlowKind::Sniffer),
         other => Err(Refusal::invalid(format!("type {other} of the flow is unknown"))),
     }
+}
+
+/// The counters of a flow, if that is the specification, and its length.
+///
+/// # Safety
+///
+/// As for [`specification`].
+unsafe fn counting(at: *const u8) -> Verb<Option<(Arc<FlowCounters>, u16)>> {
+    // SAFETY: by the contract above; all of them begin so.
+    let head = unsafe { at.cast::<ibv_flow_spec_hdr>().read_unaligned() };
+    if head.type_ != flow_spec::ACTION_COUNT {
+        return Ok(None);
+    }
+    // SAFETY: by the contract above.
+    let action = unsafe { sized::<ibv_flow_spec_counter_action>(at, head) }?;
+    // SAFETY: the program has them from ibv_create_counters.
+    let object = unsafe { CountersObject::of(action.counters) }?;
+    Ok(Some((object.counters.clone(), head.size)))
 }
 
 /// One specification, and its length.
@@ -103,10 +136,10 @@ unsafe fn specification(at: *const u8) -> Verb<(FlowSpec, u16)> {
 
 /// Of the rest, some are in verbs.h.
 fn not_available(kind: u32) -> Refusal {
-    const KNOWN: [u32; 6] = [0x34, 0x50, 0x51, 0x60, 0x1002, 0x1003];
+    const KNOWN: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
     if kind & flow_spec::INNER != 0 || KNOWN.contains(&kind) {
         return Refusal::unsupported(format!(
-            "specification of type {kind:#x}: only ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP, ACTION_TAG and ACTION_DROP are available"
+            "specification of type {kind:#x}: only ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP, ACTION_TAG, ACTION_DROP and ACTION_COUNT are available"
         ));
     }
     Refusal::invalid(format!("specification of type {kind:#x} is unknown"))
@@ -267,7 +300,7 @@ mod tests {
             FlowSpec::Udp(Masked { value: PortFilter { dst: 4791, src: 7 }, mask: PortFilter { dst: 0xffff, src: 0 } }),
             FlowSpec::Tag(77),
         ];
-        assert_eq!(found, FlowAttr { kind: FlowKind::Normal, priority: 3, dont_trap: true, specs });
+        assert_eq!(found, FlowAttr { kind: FlowKind::Normal, priority: 3, dont_trap: true, specs, counters: None });
     }
 
     #[test]

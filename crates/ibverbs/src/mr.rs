@@ -1,6 +1,7 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub(crate) struct Region {
     range: Mutex<Range>,
     /// What must not go away while the region is registered. Fields are dropped in this order: the registration first.
     keeps: Option<Arc<Piece>>,
+    /// It is of a file, which the card has mapped.
+    of_file: bool,
 }
 
 /// Where a region lies.
@@ -106,6 +109,35 @@ pub(crate) unsafe fn register_piece(
     object(pd, ptr::null_mut(), length, region, context)
 }
 
+/// Registers a part of a dma-buf, or of another file that can be mapped.
+///
+/// # Safety
+///
+/// `pd` is NULL or live.
+unsafe fn register_file(
+    pd: *mut ibv_pd,
+    file: c_int,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    flags: c_uint,
+) -> Verb<*mut ibv_mr> {
+    // SAFETY: by the contract above.
+    let domain = unsafe { PdObject::of(pd) }?;
+    // Hints may be dropped; what else is unknown, is wrong here.
+    let access = Access::from_bits_retain(flags & !consts::ACCESS_OPTIONAL_RANGE);
+    if file < 0 {
+        return Err(Refusal::new(libc::EBADF, format!("fd is {file}")));
+    }
+    // SAFETY: the caller says that this is an open descriptor; if it is not, the system says so.
+    let mr = domain.pd().reg_dmabuf(unsafe { BorrowedFd::borrow_raw(file) }, offset, length, iova, access)?;
+    let lkey = mr.lkey();
+    let range = Mutex::new(Range { pd: domain.pd().handle(), start: 0, length, iova, access });
+    let region = Arc::new(Region { mr, range, keeps: None, of_file: true });
+    REGIONS.add(lkey, &region);
+    object(pd, offset as usize as *mut c_void, length, region, domain.context.clone())
+}
+
 /// The registration proper.
 ///
 /// # Safety
@@ -133,7 +165,7 @@ unsafe fn region(
     };
     let lkey = mr.lkey();
     let range = Mutex::new(Range { pd: domain.pd().handle(), start, length, iova, access });
-    let region = Arc::new(Region { mr, range, keeps });
+    let region = Arc::new(Region { mr, range, keeps, of_file: false });
     REGIONS.add(lkey, &region);
     Ok((region, domain.context.clone()))
 }
@@ -177,8 +209,8 @@ unsafe fn reregister(
         return Err(Refusal::invalid(format!("flags {flags:#x}: one or more of IBV_REREG_MR_CHANGE_* are needed")));
     }
     let asked = |flag| flags & flag != 0;
-    if asked(consts::rereg::CHANGE_TRANSLATION) && region.keeps.is_some() {
-        return Err(Refusal::unsupported("a region of device memory stays where it is"));
+    if asked(consts::rereg::CHANGE_TRANSLATION) && (region.keeps.is_some() || region.of_file) {
+        return Err(Refusal::unsupported("a region of device memory or of a file stays where it is"));
     }
     // SAFETY: by the contract above.
     let domain = if asked(consts::rereg::CHANGE_PD) { Some(unsafe { PdObject::of(pd) }?) } else { None };
@@ -232,14 +264,17 @@ const ADVICE_FLUSH: u32 = 1 << 0;
 
 /// Tells the kernel that an element will be needed.
 fn prefetch(pd: u32, sge: &ibv_sge) -> Verb<()> {
-    let region = REGIONS
-        .get(sge.lkey)
-        .map(|region| region.range())
-        .filter(|region| region.pd == pd)
+    let known = REGIONS.get(sge.lkey).map(|region| (region.range(), region.of_file));
+    let (region, of_file) = known
+        .filter(|(region, _)| region.pd == pd)
         .ok_or_else(|| Refusal::new(libc::ENOENT, format!("lkey {:#x} is no region of the domain", sge.lkey)))?;
     let offset = sge.addr.wrapping_sub(region.iova);
     if offset > region.length as u64 || u64::from(sge.length) > region.length as u64 - offset {
         return Err(Refusal::new(libc::EFAULT, format!("the range is outside the region with lkey {:#x}", sge.lkey)));
+    }
+    if of_file {
+        // What the file's pages are is the affair of whoever made it.
+        return Ok(());
     }
     const PAGE: usize = 4096;
     let address = region.start + offset as usize;
@@ -273,6 +308,19 @@ slot! {
         // SAFETY: the caller has `count` elements there.
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
         list.iter().try_for_each(|sge| prefetch(domain.pd().handle(), sge))
+    }
+}
+
+slot! {
+    /// `ibv_alloc_null_mr(3)`: zeros to read, and a sink to write to, of any length. Only its lkey is valid.
+    fn alloc_null_mr as "ibv_alloc_null_mr" (pd: *mut ibv_pd) -> Pointer<ibv_mr> {
+        // SAFETY: by the contract of the verb.
+        let domain = unsafe { PdObject::of(pd) }?;
+        let mr = domain.pd().alloc_null_mr()?;
+        let (pd_handle, length, access) = (domain.pd().handle(), usize::MAX, Access::LOCAL_WRITE);
+        let range = Mutex::new(Range { pd: pd_handle, start: 0, length, iova: 0, access });
+        // It is nobody else's: it can neither be imported nor advised.
+        object(pd, ptr::null_mut(), length, Arc::new(Region { mr, range, keeps: None, of_file: false }), domain.context.clone())
     }
 }
 
@@ -328,44 +376,52 @@ verb! {
         unsafe { register(pd, addr, length, iova, access) }
     }
 
-    /// `ibv_reg_mr_ex(3)`: the form with an address; DMA handles, files and buffers need hardware.
+    /// `ibv_reg_mr_ex(3)`: of an address or of a file; DMA handles need hardware, and the library gives out no buffers.
     fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Pointer<ibv_mr> {
         /// `IBV_REG_MR_MASK_IOVA`.
         const IOVA: u64 = 1 << 0;
         /// `IBV_REG_MR_MASK_ADDR`.
         const ADDR: u64 = 1 << 1;
+        /// `IBV_REG_MR_MASK_FD`.
+        const FD: u64 = 1 << 2;
+        /// `IBV_REG_MR_MASK_FD_OFFSET`.
+        const FD_OFFSET: u64 = 1 << 3;
         if attr.is_null() {
             return Err(Refusal::invalid("mr_init_attr is NULL"));
         }
         // SAFETY: not NULL, so it points to a structure of the caller.
         let attr = unsafe { attr.read() };
-        if attr.comp_mask & !(IOVA | ADDR) != 0 {
+        if attr.comp_mask & !(IOVA | ADDR | FD | FD_OFFSET) != 0 {
             return Err(Refusal::unsupported(format!(
-                "comp_mask {:#x}: only an address and an IOVA can be given",
+                "comp_mask {:#x}: only an address or a file, and an IOVA, can be given",
                 attr.comp_mask
             )));
         }
-        if attr.comp_mask & ADDR == 0 {
-            return Err(Refusal::invalid("comp_mask names no address"));
-        }
         let flags = attr.access as c_uint;
+        match attr.comp_mask & (ADDR | FD | FD_OFFSET) {
+            ADDR => {}
+            of_file if of_file == FD | FD_OFFSET && attr.comp_mask & IOVA != 0 => {
+                // SAFETY: by the contract of the verb.
+                return unsafe { register_file(pd, attr.fd, attr.fd_offset, attr.length, attr.iova, flags) };
+            }
+            _ => return Err(Refusal::invalid("comp_mask must name an address, or a file with its offset and an IOVA")),
+        }
         let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { default_iova(attr.addr, flags) };
         // SAFETY: by the contract of the verb.
         unsafe { register(pd, attr.addr, attr.length, iova, flags) }
     }
 
-    /// `ibv_reg_dmabuf_mr(3)`: there is no card that could reach a device's memory.
+    /// `ibv_reg_dmabuf_mr(3)`: also of other files that can be mapped, such as a memfd.
     fn ibv_reg_dmabuf_mr(
         pd: *mut ibv_pd,
-        _offset: u64,
-        _length: usize,
-        _iova: u64,
-        _fd: c_int,
-        _access: c_int,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
     ) -> Pointer<ibv_mr> {
         // SAFETY: by the contract of the verb.
-        unsafe { PdObject::of(pd) }?;
-        Err(Refusal::unsupported("dma-buf memory is not reachable; register host memory"))
+        unsafe { register_file(pd, fd, offset, length, iova, access as c_uint) }
     }
 
     /// `ibv_rereg_mr(3)`: the keys stay. A refusal leaves the region as it was.

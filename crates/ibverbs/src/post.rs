@@ -18,7 +18,7 @@ use crate::srq::SrqObject;
 /// # Safety
 ///
 /// `list` has `count` elements, or `count` is not positive.
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Verb<&'a [ibv_sge]> {
+pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Verb<&'a [ibv_sge]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         Ok(_) if list.is_null() => Err(Refusal::invalid("sg_list is NULL although num_sge is not 0")),
@@ -177,7 +177,7 @@ pub(crate) fn posting(error: ferroce::Error) -> Refusal {
 /// # Safety
 ///
 /// `bad` is NULL or the caller's.
-unsafe fn tell_bad<T>(bad: *mut *mut T, wr: *mut T) {
+pub(crate) unsafe fn tell_bad<T>(bad: *mut *mut T, wr: *mut T) {
     if !bad.is_null() {
         // SAFETY: by the contract above.
         unsafe { *bad = wr };

@@ -5,12 +5,13 @@ use std::ptr;
 use std::sync::Arc;
 
 use ferroce::flow::RssFields;
+use ferroce::limits::RATE_LIMIT_BURST;
 use ferroce::{Access, InitiatorCreate, Psn, QpAttr, QpAttrMask, QpCreate, QpModify, QpState, QpType, SpreadCreate};
 
 use crate::abi::consts::{RX_HASH_TOEPLITZ, qp_init, send_ops, wr};
 use crate::abi::{
     ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_xrcd,
+    ibv_qp_rate_limit_attr, ibv_xrcd,
 };
 use crate::context::{ContextObject, ContextRef};
 use crate::convert;
@@ -311,7 +312,7 @@ fn check_mask(attr: &ibv_qp_attr, attr_mask: c_int) -> Verb<QpAttrMask> {
         .ok_or_else(|| Refusal::invalid(format!("attr_mask {attr_mask:#x} has unknown bits")))?;
     if mask.intersects(QpAttrMask::ALT_PATH | QpAttrMask::CAP | QpAttrMask::RATE_LIMIT) {
         return Err(Refusal::unsupported(format!(
-            "attr_mask {attr_mask:#x}: alternate paths, resizing and rate limits are not available"
+            "attr_mask {attr_mask:#x}: alternate paths and resizing are not available, and rate limits are set by ibv_modify_qp_rate_limit"
         )));
     }
     if mask.contains(QpAttrMask::PATH_MIG_STATE) {
@@ -357,6 +358,28 @@ fn query_attr(qp: &QpModify, caps: &ferroce::QueueCaps) -> ibv_qp_attr {
 }
 
 slot! {
+    /// `ibv_modify_qp_rate_limit(3)`: packet pacing; a rate of 0 ends it. The typical size of packets is a hint.
+    fn modify_qp_rate_limit as "ibv_modify_qp_rate_limit" (
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_rate_limit_attr,
+    ) -> Status {
+        // SAFETY: by the contract of the verb.
+        let object = unsafe { QpObject::of(qp) }?;
+        if attr.is_null() {
+            return Err(Refusal::invalid("attr is NULL"));
+        }
+        // SAFETY: not NULL, so it points to a structure of the caller.
+        let attr = unsafe { attr.read() };
+        if attr.comp_mask != 0 {
+            return Err(Refusal::unsupported("ibv_qp_rate_limit_attr.comp_mask has unknown bits"));
+        }
+        if attr.max_burst_sz != 0 && attr.max_burst_sz < RATE_LIMIT_BURST {
+            let why = format!("max_burst_sz is {}: {RATE_LIMIT_BURST} bytes may leave in one go", attr.max_burst_sz);
+            return Err(Refusal::invalid(why));
+        }
+        Ok(object.qp.set_rate_limit(attr.rate_limit)?)
+    }
+
     /// `ibv_create_qp_ex(3)`: a protection domain, and the operations for `ibv_wr_*` if wanted.
     fn create_qp_ex as "ibv_create_qp_ex" (
         context: *mut ibv_context,

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{Slot, ibv_srq};
+use crate::abi::Slot;
 use crate::entry::{Pointer, Refusal, Status, slot};
 
 /// A slot of a function that returns `int`, called with whatever arguments its verb has.
@@ -34,31 +34,9 @@ macro_rules! refusing {
 }
 
 refusing! {
-    dm_export_dmabuf_fd as "ibv_dm_export_dmabuf_fd" -> crate::entry::MinusOne: "device memory is not available";
     dealloc_dmah as "ibv_dealloc_dmah" -> Status: "DMA handles need PCIe hardware";
     alloc_dmah as "ibv_alloc_dmah" -> Pointer<c_void>: "DMA handles need PCIe hardware";
-    alloc_null_mr as "ibv_alloc_null_mr" -> Pointer<c_void>: "null memory regions are not implemented";
-    read_counters as "ibv_read_counters" -> Status: "flow counters are not implemented";
-    attach_counters as "ibv_attach_counters_point_flow" -> Status: "flow counters are not implemented";
-    create_counters as "ibv_create_counters" -> Pointer<c_void>: "flow counters are not implemented";
-    destroy_counters as "ibv_destroy_counters" -> Status: "flow counters are not implemented";
     modify_flow_action_esp as "ibv_modify_flow_action_esp" -> Status: "IPsec offload needs hardware";
     destroy_flow_action as "ibv_destroy_flow_action" -> Status: "flow actions need hardware";
     create_flow_action_esp as "ibv_create_flow_action_esp" -> Pointer<c_void>: "IPsec offload needs hardware";
-    modify_qp_rate_limit as "ibv_modify_qp_rate_limit" -> Status: "rate limits are not implemented";
-}
-
-slot! {
-    /// Tag matching: the first operation is the bad one.
-    fn post_srq_ops as "ibv_post_srq_ops" (
-        _srq: *mut ibv_srq,
-        op: *mut c_void,
-        bad_op: *mut *mut c_void,
-    ) -> Status {
-        if !bad_op.is_null() {
-            // SAFETY: not NULL, so it points to a pointer of the caller.
-            unsafe { *bad_op = op };
-        }
-        Err(Refusal::unsupported("tag matching is not implemented"))
-    }
 }

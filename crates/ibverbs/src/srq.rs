@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use ferroce::SrqCreate;
+use ferroce::{SrqCreate, TagSrqCreate};
 
 use crate::abi::{
     consts::srq_init, ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
@@ -32,31 +32,43 @@ const MAX_WR: c_int = 1 << 0;
 /// `enum ibv_srq_attr_mask`.
 const LIMIT: c_int = 1 << 1;
 
+/// What an SRQ has besides the basic things.
+enum Kind {
+    Basic,
+    Xrc(*mut ibv_xrcd, *mut ibv_cq),
+    /// Tag matching: tags, operations.
+    Tags(*mut ibv_cq, [u32; 2]),
+}
+
 /// Makes an SRQ and tells the sizes that were granted.
 ///
 /// # Safety
 ///
 /// The pointers are NULL or live.
-unsafe fn create(
-    pd: *mut ibv_pd,
-    init: &mut ibv_srq_init_attr,
-    xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
-) -> Verb<*mut ibv_srq> {
+unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr, kind: &Kind) -> Verb<*mut ibv_srq> {
     // SAFETY: by the contract above.
     let domain = unsafe { PdObject::of(pd) }?;
     if init.attr.max_wr == 0 {
         return Err(Refusal::invalid("attr.max_wr is 0; an SRQ needs room for at least one request"));
     }
-    let xrc = match xrc {
+    let cq = match *kind {
+        Kind::Basic => None,
         // SAFETY: by the contract above.
-        Some((xrcd, cq)) => Some(unsafe { (XrcdObject::of(xrcd)?.xrcd.clone(), CqObject::of(cq)?.cq.clone()) }),
-        None => None,
+        Kind::Xrc(_, cq) | Kind::Tags(cq, _) => Some(unsafe { CqObject::of(cq) }?.cq.clone()),
+    };
+    let xrcd = match *kind {
+        // SAFETY: by the contract above.
+        Kind::Xrc(xrcd, _) => Some(unsafe { XrcdObject::of(xrcd) }?.xrcd.clone()),
+        Kind::Basic | Kind::Tags(..) => None,
     };
     SrqObject::publish(|address| {
         let create = SrqCreate { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, cookie: address as u64 };
-        let srq = match &xrc {
-            Some((xrcd, cq)) => xrcd.create_srq(domain.pd(), cq, &create)?,
-            None => domain.pd().create_srq(&create)?,
+        let srq = match (&cq, &xrcd, kind) {
+            (Some(cq), Some(xrcd), _) => xrcd.create_srq(domain.pd(), cq, &create)?,
+            (Some(cq), None, &Kind::Tags(_, [max_num_tags, max_ops])) => {
+                domain.pd().create_tag_srq(cq, &TagSrqCreate { srq: create, max_num_tags, max_ops })?
+            }
+            _ => domain.pd().create_srq(&create)?,
         };
         let (max_wr, max_sge, _) = srq.query();
         init.attr.max_wr = max_wr;
@@ -76,7 +88,7 @@ unsafe fn create(
 }
 
 slot! {
-    /// `ibv_create_srq_ex(3)`: basic SRQs and those of XRC domains. (The inline function calls `ibv_create_srq` for the simple case.)
+    /// `ibv_create_srq_ex(3)`: basic SRQs, those of XRC domains and those that match tags. (The inline function calls `ibv_create_srq` for the simple case.)
     fn create_srq_ex as "ibv_create_srq_ex" (
         context: *mut ibv_context,
         init: *mut ibv_srq_init_attr_ex,
@@ -90,8 +102,9 @@ slot! {
         // read only if the mask names them.
         let mask = unsafe { (*init).comp_mask };
         const XRC: u32 = srq_init::XRCD | srq_init::CQ;
-        if mask & !(srq_init::TYPE | srq_init::PD | XRC) != 0 {
-            return Err(Refusal::unsupported(format!("comp_mask {mask:#x}: tag matching is not implemented")));
+        const TM: u32 = srq_init::CQ | srq_init::TM;
+        if mask & !(srq_init::TYPE | srq_init::PD | XRC | TM) != 0 {
+            return Err(Refusal::unsupported(format!("comp_mask {mask:#x} has unknown bits")));
         }
         if mask & srq_init::PD == 0 {
             return Err(Refusal::invalid("comp_mask names no protection domain"));
@@ -99,16 +112,15 @@ slot! {
         // SAFETY: the mask says that the fields are there; the first two fields are those of `ibv_srq_init_attr`.
         unsafe {
             let srq_type = if mask & srq_init::TYPE != 0 { (*init).srq_type } else { srq_init::TYPE_BASIC };
-            let xrc = match srq_type {
-                srq_init::TYPE_BASIC => None,
-                srq_init::TYPE_XRC if mask & XRC == XRC => Some(((*init).xrcd, (*init).cq)),
+            let kind = match srq_type {
+                srq_init::TYPE_BASIC => Kind::Basic,
+                srq_init::TYPE_XRC if mask & XRC == XRC => Kind::Xrc((*init).xrcd, (*init).cq),
                 srq_init::TYPE_XRC => return Err(Refusal::invalid("IBV_SRQT_XRC needs xrcd and cq: comp_mask must name both")),
-                other => {
-                    let why = format!("srq_type {other}: only IBV_SRQT_BASIC and IBV_SRQT_XRC are implemented");
-                    return Err(Refusal::unsupported(why));
-                }
+                srq_init::TYPE_TM if mask & TM == TM => Kind::Tags((*init).cq, (*init).tm_cap),
+                srq_init::TYPE_TM => return Err(Refusal::invalid("IBV_SRQT_TM needs cq and tm_cap: comp_mask must name both")),
+                other => return Err(Refusal::unsupported(format!("srq_type {other} is unknown"))),
             };
-            create((*init).pd, &mut *init.cast::<ibv_srq_init_attr>(), xrc)
+            create((*init).pd, &mut *init.cast::<ibv_srq_init_attr>(), &kind)
         }
     }
 }
@@ -120,7 +132,7 @@ verb! {
             return Err(Refusal::invalid("srq_init_attr is NULL"));
         }
         // SAFETY: by the contract of the verb; not NULL, so it points to a structure of the caller.
-        unsafe { create(pd, &mut *init, None) }
+        unsafe { create(pd, &mut *init, &Kind::Basic) }
     }
 
     /// `ibv_modify_srq(3)`: the capacity, the limit, or both.

@@ -21,9 +21,6 @@ verb! {
     /// `ibv_dealloc_dmah(3)`.
     fn ibv_dealloc_dmah(_dmah: *mut c_void) -> Status { refused(DMAH) }
 
-    /// `ibv_dm_export_dmabuf_fd(3)`.
-    fn ibv_dm_export_dmabuf_fd(_dm: *mut c_void) -> MinusOne { refused("device memory is not available") }
-
     /// `ibv_query_port_speed(3)`: in units of 100 Mbit/s.
     fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, speed: *mut u64) -> Status {
         // SAFETY: by the contract of the verb.

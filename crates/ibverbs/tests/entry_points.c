@@ -174,7 +174,7 @@ static void younger_than_the_headers(struct ibv_context *context)
 	STATUS(ibv_query_port_speed(context, 1, &number), 0);
 	TRUE(number > 0);
 	STATUS(ibv_query_port_speed(context, 2, &number), EINVAL);
-	MINUS(ibv_dm_export_dmabuf_fd(NULL), EOPNOTSUPP);
+	MINUS(ibv_dm_export_dmabuf_fd(NULL), EINVAL);
 	NUL(ibv_alloc_buf(NULL, 1, &buf), EOPNOTSUPP);
 	ibv_free_buf(NULL);
 	NUL(ibv_reg_buf_mr(NULL, NULL, NULL, 0, 0), EOPNOTSUPP);
@@ -294,31 +294,111 @@ static void questions(struct ibv_context *context)
 }
 
 /* What the inline functions reach through the tables, for verbs that are not there. */
-static void missing_verbs(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_qp *qp,
-			  struct ibv_srq *srq)
+static void missing_verbs(struct ibv_context *context, struct ibv_qp *qp)
 {
-	struct ibv_flow flow = { .context = context };
 	struct ibv_flow_action action = { .context = context };
-	struct ibv_counters_init_attr counters_attr = { 0 };
-	struct ibv_counters counters = { .context = context };
 	struct ibv_qp_rate_limit_attr rate = { 0 };
-	struct ibv_ops_wr op = { 0 }, *bad_op = NULL;
-	uint64_t values[2];
 
-	(void)pd;
-	(void)cq;
-	STATUS(ibv_post_srq_ops(srq, &op, &bad_op), EOPNOTSUPP);
-	TRUE(bad_op == &op);
 	NUL(ibv_create_flow_action_esp(context, NULL), EOPNOTSUPP);
 	STATUS(ibv_modify_flow_action_esp(&action, NULL), EOPNOTSUPP);
 	STATUS(ibv_destroy_flow_action(&action), EOPNOTSUPP);
-	NUL(ibv_create_counters(context, &counters_attr), EOPNOTSUPP);
-	STATUS(ibv_attach_counters_point_flow(&counters, NULL, &flow), EOPNOTSUPP);
-	STATUS(ibv_read_counters(&counters, values, 2, 0), EOPNOTSUPP);
-	STATUS(ibv_destroy_counters(&counters), EOPNOTSUPP);
+	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EINVAL);
+	rate.comp_mask = 1;
 	STATUS(ibv_modify_qp_rate_limit(qp, &rate), EOPNOTSUPP);
+	STATUS(ibv_modify_qp_rate_limit(qp, NULL), EINVAL);
 	STATUS(ibv_attach_mcast(qp, NULL, 0), EINVAL);
 	STATUS(ibv_detach_mcast(qp, NULL, 0), EINVAL);
+}
+
+static void counters(struct ibv_context *context)
+{
+	struct ibv_counters_init_attr init = { .comp_mask = 1 };
+	struct ibv_counter_attach_attr attr = { .counter_desc = IBV_COUNTER_BYTES, .index = 1 };
+	struct ibv_flow flow = { .context = context };
+	struct ibv_counters *counters;
+	uint64_t values[2] = { 5, 5 };
+
+	NUL(ibv_create_counters(context, &init), EOPNOTSUPP);
+	init.comp_mask = 0;
+	counters = ibv_create_counters(context, &init);
+	TRUE(counters && counters->context == context);
+	if (!counters)
+		return;
+	STATUS(ibv_attach_counters_point_flow(counters, NULL, NULL), EINVAL);
+	STATUS(ibv_attach_counters_point_flow(counters, &attr, &flow), EOPNOTSUPP);
+	attr.counter_desc = 2;
+	STATUS(ibv_attach_counters_point_flow(counters, &attr, NULL), EOPNOTSUPP);
+	attr.counter_desc = IBV_COUNTER_BYTES;
+	STATUS(ibv_attach_counters_point_flow(counters, &attr, NULL), 0);
+	STATUS(ibv_read_counters(counters, values, 1, 0), EINVAL);
+	STATUS(ibv_read_counters(counters, NULL, 2, 0), EINVAL);
+	STATUS(ibv_read_counters(counters, values, 2, 1 << 5), EINVAL);
+	values[0] = values[1] = 5;
+	STATUS(ibv_read_counters(counters, values, 2, IBV_READ_COUNTERS_ATTR_PREFER_CACHED), 0);
+	TRUE(values[0] == 0 && values[1] == 0);
+	STATUS(ibv_destroy_counters(counters), 0);
+}
+
+static void tag_matching(struct ibv_context *context, struct ibv_pd *pd)
+{
+	struct ibv_srq_init_attr basic_init = { .attr = { .max_wr = 1, .max_sge = 1 } };
+	struct ibv_srq *srq, *basic = ibv_create_srq(pd, &basic_init);
+	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+	struct ibv_srq_init_attr_ex init = {
+		.attr = { .max_wr = 4, .max_sge = 1 }, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_TM, .pd = pd, .cq = cq, .tm_cap = { .max_num_tags = 2, .max_ops = 4 },
+	};
+	struct ibv_ops_wr op[3] = { { .wr_id = 1, .next = op + 1 }, { .wr_id = 2, .next = op + 2 }, { .wr_id = 3 } }, *bad = NULL;
+	struct ibv_qp_init_attr qp_init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UD, .cap = { .max_send_wr = 1, .max_send_sge = 1 },
+	};
+	struct ibv_device_attr_ex attr;
+	struct ibv_wc wc;
+
+	TRUE(basic && cq);
+	STATUS(ibv_query_device_ex(context, NULL, &attr), 0);
+	TRUE(attr.tm_caps.flags == IBV_TM_CAP_RC && attr.tm_caps.max_num_tags > 1 && attr.tm_caps.max_rndv_hdr_size >= 32);
+	STATUS(ibv_post_srq_ops(basic, op, &bad), EINVAL);
+	TRUE(bad == op);
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.comp_mask |= IBV_SRQ_INIT_ATTR_TM;
+	init.tm_cap.max_num_tags = attr.tm_caps.max_num_tags + 1;
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.tm_cap.max_num_tags = 2;
+	init.tm_cap.max_ops = attr.tm_caps.max_ops + 1;
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.tm_cap.max_ops = 4;
+	init.cq = NULL;
+	NUL(ibv_create_srq_ex(context, &init), EINVAL);
+	init.cq = cq;
+	srq = ibv_create_srq_ex(context, &init);
+	TRUE(srq);
+	if (!srq)
+		return;
+	/* The third does not fit; those before it are in. */
+	STATUS(ibv_post_srq_ops(srq, op, &bad), ENOMEM);
+	TRUE(bad == op + 2 && op[0].tm.handle != op[1].tm.handle);
+	op[0].next = NULL;
+	op[0].opcode = IBV_WR_TAG_DEL;
+	op[0].flags = IBV_OPS_SIGNALED;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), 0);
+	STATUS(ibv_poll_cq(cq, 1, &wc), 1);
+	TRUE(wc.wr_id == 1 && wc.opcode == IBV_WC_TM_DEL && wc.status == IBV_WC_SUCCESS && wc.wc_flags == 0);
+	op[0].flags = 0;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), 0);
+	STATUS(ibv_poll_cq(cq, 1, &wc), 1);
+	TRUE(wc.wr_id == 1 && wc.opcode == IBV_WC_TM_DEL && wc.status == IBV_WC_TM_ERR);
+	op[0].opcode = 3;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), EINVAL);
+	op[0].opcode = IBV_WR_TAG_SYNC;
+	op[0].flags = 1 << 5;
+	STATUS(ibv_post_srq_ops(srq, op, &bad), EINVAL);
+	qp_init.srq = srq;
+	NUL(ibv_create_qp(pd, &qp_init), EINVAL);
+	STATUS(ibv_destroy_cq(cq), EBUSY);
+	STATUS(ibv_destroy_srq(srq), 0);
+	STATUS(ibv_destroy_srq(basic), 0);
+	STATUS(ibv_destroy_cq(cq), 0);
 }
 
 static struct ibv_xrcd *open_domain(struct ibv_context *context, int fd, int oflags)
@@ -526,8 +606,12 @@ static void regions(struct ibv_pd *pd)
 	NUL(ibv_reg_mr(pd, memory, sizeof memory, 1 << 18), EOPNOTSUPP);
 	NUL(ibv_reg_mr(pd, (void *)-4096L, 8192, 0), EINVAL);
 	NUL(ibv_reg_mr(pd, (void *)4096, 4096, 0), EFAULT);
-	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0), EOPNOTSUPP);
-	NUL(ibv_alloc_null_mr(pd), EOPNOTSUPP);
+	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0), EBADF);
+	NUL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 1 << 20, 0), EBADF);
+	mr = ibv_alloc_null_mr(pd);
+	TRUE(mr && mr->pd == pd && mr->context == pd->context && mr->length == SIZE_MAX && mr->lkey && !mr->rkey);
+	if (mr)
+		STATUS(ibv_dereg_mr(mr), 0);
 	mr = ibv_reg_mr_iova2(pd, memory, sizeof memory, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE | 1 << 29);
 	TRUE(mr && mr->pd == pd && mr->context == pd->context && mr->addr == memory && mr->length == sizeof memory);
 	STATUS(ibv_dealloc_pd(pd), EBUSY);
@@ -721,6 +805,8 @@ static void shared_receive_queues(struct ibv_pd *pd)
 	NUL(ibv_create_srq_ex(pd->context, &ex), EINVAL);
 	ex.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
 	ex.srq_type = IBV_SRQT_TM;
+	NUL(ibv_create_srq_ex(pd->context, &ex), EINVAL);
+	ex.srq_type = IBV_SRQT_TM + 1;
 	NUL(ibv_create_srq_ex(pd->context, &ex), EOPNOTSUPP);
 	ex.srq_type = IBV_SRQT_BASIC;
 	srq = ibv_create_srq_ex(pd->context, &ex);
@@ -887,7 +973,9 @@ static void queue_pairs(struct ibv_pd *pd, struct ibv_cq *cq)
 	STATUS(ibv_query_ece(qp, &ece), 0);
 	STATUS(ibv_set_ece(qp, &ece), 0);
 	posting(qp);
-	missing_verbs(pd->context, pd, cq, qp, &(struct ibv_srq){ .context = pd->context });
+	missing_verbs(pd->context, qp);
+	counters(pd->context);
+	tag_matching(pd->context, pd);
 	xrc(pd->context, pd, cq);
 	flows(qp);
 	work_queues(pd, cq);

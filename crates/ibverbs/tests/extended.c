@@ -13,7 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MUST(condition) do { if (!(condition)) { printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno); exit(1); } } while (0)
 
@@ -320,6 +322,128 @@ static void write_remote(uint64_t id, uint32_t rkey, const void *there, enum ibv
 	ibv_end_poll(send_cq);
 }
 
+/* Zeros come out of a null region, and what goes into it is gone; whatever its addresses. */
+static void null_region(void)
+{
+	struct ibv_mr *null = ibv_alloc_null_mr(pd);
+	char *there = memory + SIZE;
+
+	MUST(null);
+	struct ibv_sge from[2] = { { 0x1234, 8, null->lkey }, { (uintptr_t)memory, 8, mr->lkey } };
+	struct ibv_sge into[2] = { { (uintptr_t)there, 12, mr->lkey }, { 0, 4, null->lkey } };
+	struct ibv_recv_wr wr = { .wr_id = 61, .sg_list = into, .num_sge = 2 }, *bad;
+	memcpy(memory, "abcdefgh", 8);
+	memset(there, 1, 16);
+	MUST(!ibv_post_recv(qp[1], &wr, &bad));
+	ibv_wr_start(ex);
+	begin(62, IBV_SEND_SIGNALED);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 2, from);
+	begin(63, IBV_SEND_SIGNALED);
+	ibv_wr_rdma_read(ex, mr->rkey, (uintptr_t)memory);
+	ibv_wr_set_sge(ex, null->lkey, UINT64_MAX - 7, 8);
+	MUST(!ibv_wr_complete(ex));
+	MUST(received(61).byte_len == 16);
+	sent(62, IBV_WC_SEND);
+	sent(63, IBV_WC_RDMA_READ);
+	MUST(!memcmp(there, "\0\0\0\0\0\0\0\0abcd\1\1\1\1", 16));
+	MUST(!ibv_dereg_mr(null));
+}
+
+/* Younger than the distribution's headers. */
+struct mr_init_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah, *buf;
+};
+struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_init_attr *attr);
+int ibv_dm_export_dmabuf_fd(struct ibv_dm *dm);
+
+/* Regions of files: what a peer writes is in the file. */
+static void files(void)
+{
+	enum { PAGE = 4096, BOTH = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, IOVA = 0x70000, AT = 100 };
+	struct mr_init_attr attr = { .length = PAGE, .access = BOTH, .comp_mask = 1 << 0 | 1 << 2, .iova = IOVA };
+	struct ibv_alloc_dm_attr dm_attr = { .length = 64 };
+	int fd = memfd_create("region", 0), readable;
+	struct ibv_mr *file;
+	struct ibv_dm *dm;
+	char *map, path[64];
+
+	MUST(fd >= 0 && !ftruncate(fd, 3 * PAGE));
+	map = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	MUST(map != MAP_FAILED);
+	MUST(!ibv_reg_dmabuf_mr(pd, AT, PAGE, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, PAGE, 2 * PAGE + 1, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, PAGE, 0, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, UINT64_MAX - PAGE + 1, PAGE, IOVA, fd, BOTH) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, fd, BOTH | IBV_ACCESS_ON_DEMAND) && errno == EINVAL);
+	MUST(!ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, fd, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	readable = open(path, O_RDONLY);
+	MUST(readable >= 0 && !ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, readable, BOTH) && errno == EACCES);
+	file = ibv_reg_dmabuf_mr(pd, 0, PAGE, IOVA, readable, IBV_ACCESS_REMOTE_READ);
+	MUST(file && !ibv_dereg_mr(file) && !close(readable));
+
+	file = ibv_reg_dmabuf_mr(pd, PAGE + AT, PAGE, IOVA + AT, fd, BOTH);
+	MUST(file && file->addr == (void *)(PAGE + AT) && file->length == PAGE && file->pd == pd);
+	write_remote(450, file->rkey, (void *)(IOVA + AT), IBV_WC_SUCCESS);
+	write_remote(451, file->rkey, (void *)(IOVA + AT + PAGE - 3), IBV_WC_SUCCESS);
+	MUST(!memcmp(map + PAGE + AT, "new", 4) && !memcmp(map + 2 * PAGE + AT - 4, "\0new", 5));
+	MUST(ibv_rereg_mr(file, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, map, PAGE, 0) == IBV_REREG_MR_ERR_INPUT);
+	MUST(!ibv_dereg_mr(file));
+
+	MUST(!ibv_reg_mr_ex(pd, &attr) && errno == EINVAL);
+	attr.comp_mask |= 1 << 3;
+	attr.fd = fd;
+	file = ibv_reg_mr_ex(pd, &attr);
+	/* The mapping is the library's own. */
+	MUST(file && !close(fd));
+	write_remote(452, file->rkey, (void *)IOVA, IBV_WC_SUCCESS);
+	MUST(!memcmp(map, "new", 4));
+	MUST(!ibv_dereg_mr(file) && !munmap(map, 3 * PAGE));
+
+	dm = ibv_alloc_dm(context, &dm_attr);
+	MUST(dm);
+	fd = ibv_dm_export_dmabuf_fd(dm);
+	MUST(fd >= 0 && ftruncate(fd, 0) == -1);
+	map = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	MUST(map != MAP_FAILED && !ibv_memcpy_to_dm(dm, 4, "dm memory..", 12));
+	MUST(!memcmp(map, "\0\0\0\0dm memory..", 16));
+	file = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, BOTH);
+	MUST(file && !close(fd) && !ibv_free_dm(dm));
+	write_remote(453, file->rkey, (void *)4, IBV_WC_SUCCESS);
+	MUST(!memcmp(map + 4, "newmemory", 9));
+	MUST(!ibv_dereg_mr(file) && !munmap(map, PAGE));
+}
+
+/* A queue pair that keeps to a rate still sends. */
+static void paced(void)
+{
+	struct ibv_device_attr_ex attr;
+	struct ibv_qp_rate_limit_attr limit = { 0 };
+
+	MUST(!ibv_query_device_ex(context, NULL, &attr));
+	MUST(attr.packet_pacing_caps.supported_qpts == (1 << IBV_QPT_RC | 1 << IBV_QPT_UC | 1 << IBV_QPT_UD));
+	limit.rate_limit = attr.packet_pacing_caps.qp_rate_limit_min - 1;
+	MUST(ibv_modify_qp_rate_limit(qp[0], &limit) == EINVAL);
+	limit.rate_limit = attr.packet_pacing_caps.qp_rate_limit_max + 1;
+	MUST(ibv_modify_qp_rate_limit(qp[0], &limit) == EINVAL);
+	limit.rate_limit = attr.packet_pacing_caps.qp_rate_limit_min;
+	limit.max_burst_sz = 1;
+	MUST(ibv_modify_qp_rate_limit(qp[0], &limit) == EINVAL);
+	limit.max_burst_sz = 0;
+	MUST(!ibv_modify_qp_rate_limit(qp[0], &limit));
+	for (uint64_t id = 500; id < 504; id++)
+		write_remote(id, mr->rkey, memory + SIZE, IBV_WC_SUCCESS);
+	limit.rate_limit = 0;
+	MUST(!ibv_modify_qp_rate_limit(qp[0], &limit));
+}
+
 /* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */
 static void changed_regions(void)
 {
@@ -591,6 +715,9 @@ int main(void)
 	timestamps();
 	all_or_nothing();
 	lists();
+	null_region();
+	files();
+	paced();
 	windows();
 	tear_down();
 	set_up(NULL);

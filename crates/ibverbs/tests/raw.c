@@ -216,6 +216,48 @@ static struct ibv_flow *tagged(struct end *end, unsigned port, unsigned vlan, ui
 	return ibv_create_flow(end->qp, &with.attr);
 }
 
+/* What a flow gets is counted, as long as there is the flow. */
+static void counted(struct end *a, struct end *b)
+{
+	struct ibv_counters_init_attr init = { 0 };
+	struct ibv_counter_attach_attr packets = { .counter_desc = IBV_COUNTER_PACKETS, .index = 1 };
+	struct ibv_counter_attach_attr bytes = { .counter_desc = IBV_COUNTER_BYTES };
+	struct ibv_counters *counters = ibv_create_counters(b->context, &init);
+	struct rule plain = rule(4005, 0);
+	/* Specifications lie one behind the other, whatever their alignment. */
+	union {
+		struct ibv_flow_attr attr;
+		struct __attribute__((packed)) {
+			struct ibv_flow_attr attr;
+			struct ibv_flow_spec_eth eth;
+			struct ibv_flow_spec_ipv4 ip;
+			struct ibv_flow_spec_tcp_udp udp;
+			struct ibv_flow_spec_counter_action count;
+		} all;
+	} with = { .all = {
+		plain.attr, plain.eth, plain.ip, plain.udp, { IBV_FLOW_SPEC_ACTION_COUNT, sizeof with.all.count, counters },
+	} };
+	struct ibv_flow *flow;
+	uint64_t values[2];
+
+	TRUE(counters);
+	TRUE(ibv_attach_counters_point_flow(counters, &packets, NULL) == 0);
+	TRUE(ibv_attach_counters_point_flow(counters, &bytes, NULL) == 0);
+	with.attr.num_of_specs = 4;
+	flow = ibv_create_flow(b->qp, &with.attr);
+	TRUE(flow);
+	TRUE(ibv_attach_counters_point_flow(counters, &bytes, NULL) == EBUSY);
+	for (uint64_t sent = 1; sent <= 3; sent++) {
+		send_frame(a, -1, 4005);
+		arrived(b, -1, 4005, 0);
+		TRUE(ibv_read_counters(counters, values, 2, 0) == 0);
+		TRUE(values[0] == sent * FRAME && values[1] == sent);
+	}
+	TRUE(ibv_destroy_counters(counters) == EBUSY);
+	TRUE(ibv_destroy_flow(flow) == 0 && ibv_read_counters(counters, values, 2, 0) == 0 && values[1] == 3);
+	TRUE(ibv_destroy_counters(counters) == 0);
+}
+
 /* Without CAP_NET_RAW there are no frames. */
 static void without_right(struct end *end)
 {
@@ -427,6 +469,7 @@ int main(void)
 		send_frame(&a, -1, 4001);
 	}
 
+	counted(&a, &b);
 	spread(&a, &b);
 
 	/* Rules that cannot be. */

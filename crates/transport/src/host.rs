@@ -177,6 +177,15 @@ pub trait Memory {
     }
 }
 
+/// The receive of a message for a receive queue that matches tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TagMatch {
+    /// A buffer of the tag list, which it left.
+    Tagged(RecvWr),
+    /// No tag matches: a request of the queue. The message counts as unexpected.
+    Unexpected(RecvWr),
+}
+
 /// The host of one queue pair, lent for the duration of one call.
 pub trait Host: Memory {
     /// Takes the next receive request from the QP's receive queue or SRQ.
@@ -188,6 +197,17 @@ pub trait Host: Memory {
         let _ = srqn;
         None
     }
+    /// The queue pair's shared receive queue matches tags: what arrives by SEND has a tag matching header.
+    fn matches_tags(&self) -> bool {
+        false
+    }
+    /// Takes the receive of a message with this tag (without one: of an unexpected message). `None`: there is neither.
+    fn take_tagged(&mut self, tag: Option<u64>) -> Option<TagMatch> {
+        let _ = tag;
+        self.pop_recv().map(TagMatch::Unexpected)
+    }
+    /// An unexpected message failed: the program will not learn of it, so it does not count.
+    fn forget_unexpected(&mut self) {}
     /// Completes a send request (signalled or in error).
     fn complete_send(&mut self, completion: Completion);
     /// Frees `count` slots of the send queue: called once per request, when it is complete, signalled or not.

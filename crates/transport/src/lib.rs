@@ -47,6 +47,7 @@ pub mod verbs;
 
 mod decode;
 mod flow;
+mod pacer;
 mod qp;
 mod qp_state;
 mod raw;
@@ -65,9 +66,11 @@ mod ud;
 mod wqe;
 
 pub use host::*;
+pub use pacer::{RATE_LIMIT_MAX, RATE_LIMIT_MIN};
 pub use qp::Qp;
 pub use qp_state::{MAX_RD_ATOMIC, ModifyError};
 pub use raw::{FrameFate, MAX_FRAME, MIN_FRAME};
+pub use responder::MAX_RNDV_HDR;
 pub use timer::Nanos;
 pub use verbs::*;
 

@@ -7,6 +7,7 @@ use ferroce_wire::{Flow, FlowKind, Opcode};
 use crate::decode::{CLASS_MASK, class};
 use crate::flow::{Answers, Key};
 use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
+use crate::pacer::{Pacer, RATE_LIMIT_MAX, RATE_LIMIT_MIN};
 use crate::qp_state::{self, ModifyError};
 use crate::raw::{FrameFate, RawFrames};
 use crate::receive;
@@ -101,6 +102,8 @@ pub struct Qp {
     established: bool,
     /// SQ_DRAINED was told (or draining is not going on).
     drained: bool,
+    /// Its requests keep to a rate.
+    pacer: Option<Pacer>,
 }
 
 macro_rules! conn {
@@ -112,7 +115,8 @@ macro_rules! conn {
 impl Qp {
     /// A queue pair in RESET.
     pub fn new(init: QpInit) -> Qp {
-        Qp { init, attr: QpAttr::default(), machines: Machines::new(init.qp_type), established: false, drained: true }
+        let machines = Machines::new(init.qp_type);
+        Qp { init, attr: QpAttr::default(), machines, established: false, drained: true, pacer: None }
     }
 
     /// What it was made with.
@@ -180,6 +184,31 @@ impl Qp {
         }
         self.settle(Ok(()), host);
         Ok(())
+    }
+
+    /// Has its requests keep to a rate in kbit/s of the wire, but for one train that may leave at once; 0 takes the limit away. What is
+    /// answered to the peer does not wait. RESET forgets it.
+    ///
+    /// The host calls [`poll_transmit`](Qp::poll_transmit) afterwards, as after any command.
+    pub fn set_rate_limit(&mut self, rate_kbps: u32) -> Result<(), ModifyError> {
+        let fault =
+            |reason: &str| Err(ModifyError::new("rate_limit", format!("rate_limit of {rate_kbps} kbit/s: {reason}")));
+        if !matches!(self.init.qp_type, QpType::Rc | QpType::Uc | QpType::Ud) {
+            return fault("only RC, UC and UD queue pairs are paced");
+        }
+        if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
+            return fault("the queue pair is not in RTS");
+        }
+        if rate_kbps != 0 && !(RATE_LIMIT_MIN..=RATE_LIMIT_MAX).contains(&rate_kbps) {
+            return fault("it is outside qp_rate_limit_min and qp_rate_limit_max of the device");
+        }
+        self.pacer = (rate_kbps != 0).then(|| Pacer::new(rate_kbps));
+        Ok(())
+    }
+
+    /// The rate that its requests keep to, in kbit/s; 0: none.
+    pub fn rate_limit(&self) -> u32 {
+        self.pacer.as_ref().map_or(0, Pacer::rate)
     }
 
     fn entered(&mut self, from: QpState, to: QpState, mask: QpAttrMask) {
@@ -256,9 +285,13 @@ impl Qp {
             Machines::Rc { requester, .. } if packet.headers.bth.opcode.is_response() => {
                 requester.handle_packet(now, conn, packet, host)
             }
-            Machines::Rc { responder, .. } => {
+            Machines::Rc { requester, responder, .. } => {
                 establish(&mut self.established, conn, host);
-                responder.handle_packet(conn, packet, host)
+                let outcome = responder.handle_packet(conn, packet, host);
+                if let Some(rendezvous) = responder.take_rendezvous() {
+                    requester.fetch(&rendezvous);
+                }
+                outcome
             }
             Machines::Uc { receiver, .. } => {
                 establish(&mut self.established, conn, host);
@@ -369,6 +402,9 @@ impl Qp {
 
     /// The time that [`next_timeout`](Qp::next_timeout) named has come (or not: then nothing happens).
     pub fn handle_timeout(&mut self, now: Nanos, host: &mut impl Host) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.handle_timeout(now);
+        }
         match &mut self.machines {
             Machines::Rc { requester, .. } => {
                 let outcome = requester.handle_timeout(now, conn!(self), host);
@@ -406,16 +442,20 @@ impl Qp {
     pub fn poll_transmit(&mut self, now: Nanos, host: &mut impl Host) -> Option<Train> {
         let mut out = None;
         loop {
+            let may_request = self.pacer.as_mut().is_none_or(|pacer| pacer.lets_go(now));
             let conn = conn!(self);
             let polled = match &mut self.machines {
                 Machines::Rc { requester, responder, responder_turn } => {
                     *responder_turn = !*responder_turn;
+                    let requester = Some(requester).filter(|_| may_request);
                     poll_rc(now, requester, responder, *responder_turn, conn, host, &mut out)
                 }
                 Machines::Uc { sender, receiver } => {
+                    let sender = Some(sender).filter(|_| may_request);
                     poll_once(now, sender, &mut receiver.answers, conn, host, &mut out)
                 }
                 Machines::Ud { sender, receiver } => {
+                    let sender = Some(sender).filter(|_| may_request);
                     poll_once(now, sender, &mut receiver.answers, conn, host, &mut out)
                 }
                 // Its frames are asked for by `poll_frame`.
@@ -425,13 +465,27 @@ impl Qp {
             let again = polled.is_err();
             self.settle(polled, host);
             if !again {
+                self.note_sent(out.as_ref(), now);
                 return out;
             }
         }
     }
 
+    fn note_sent(&mut self, train: Option<&Train>, now: Nanos) {
+        if let (Some(pacer), Some(train)) = (&mut self.pacer, train)
+            && train.from == Side::Requester
+        {
+            pacer.sent(train, now);
+        }
+    }
+
     /// When [`handle_timeout`](Qp::handle_timeout) wants to be called.
     pub fn next_timeout(&self) -> Option<Nanos> {
+        let paced = self.pacer.as_ref().and_then(Pacer::next_timeout);
+        self.machines_timeout().into_iter().chain(paced).min()
+    }
+
+    fn machines_timeout(&self) -> Option<Nanos> {
         match &self.machines {
             Machines::Rc { requester, .. } => requester.next_timeout(),
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.next_timeout(),
@@ -547,7 +601,7 @@ impl Qp {
 
 fn poll_rc(
     now: Nanos,
-    requester: &mut Requester,
+    requester: Option<&mut Requester>,
     responder: &mut Responder,
     responder_first: bool,
     conn: Conn<'_>,
@@ -558,7 +612,7 @@ fn poll_rc(
     if responder_first {
         responder.poll_transmit(conn, host, out)?;
     }
-    if out.is_none() && matches!(conn.state, QpState::Rts | QpState::Sqd) {
+    if let Some(requester) = requester.filter(|_| out.is_none() && matches!(conn.state, QpState::Rts | QpState::Sqd)) {
         requester.poll_transmit(now, conn, host, out)?;
     }
     if out.is_none() && !responder_first {
@@ -570,14 +624,17 @@ fn poll_rc(
 /// UC and UD: answers first; they are few and small.
 fn poll_once(
     now: Nanos,
-    sender: &mut SendOnce,
+    sender: Option<&mut SendOnce>,
     answers: &mut Answers,
     conn: Conn<'_>,
     host: &mut impl Host,
     out: &mut Option<Train>,
 ) -> Outcome {
     answers.poll_transmit(conn, host, out);
-    if out.is_some() { Ok(()) } else { sender.poll_transmit(now, conn, host, out) }
+    match sender.filter(|_| out.is_none()) {
+        Some(sender) => sender.poll_transmit(now, conn, host, out),
+        None => Ok(()),
+    }
 }
 
 /// The first packet in RTR tells that the peer is there (IBA 11.6.3.1).

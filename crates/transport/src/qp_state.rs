@@ -19,7 +19,7 @@ pub struct ModifyError {
 }
 
 impl ModifyError {
-    fn new(attr: &'static str, reason: impl Into<Cow<'static, str>>) -> ModifyError {
+    pub(crate) fn new(attr: &'static str, reason: impl Into<Cow<'static, str>>) -> ModifyError {
         ModifyError { attr, reason: reason.into() }
     }
 }
@@ -294,7 +294,7 @@ fn check_surplus(init: &QpInit, from: QpState, to: QpState, surplus: M) -> Resul
     let (bit, field) = first_name(surplus);
     let reason = match field {
         "cap" => format!("{bit} ({field}): the queues of a QP cannot be resized"),
-        "rate_limit" => format!("{bit} ({field}): pacing is not supported"),
+        "rate_limit" => format!("{bit} ({field}): ibv_modify_qp_rate_limit sets it"),
         _ => format!(
             "{bit} ({field}) cannot be changed on a {} QP going from {} to {}",
             type_name(init.qp_type),

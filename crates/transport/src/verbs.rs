@@ -62,6 +62,12 @@ bitflags::bitflags! {
         const WITH_IMM = 1 << 1;
         /// `Completion::imm` is an rkey that was invalidated.
         const WITH_INV = 1 << 3;
+        /// The tag list is out of step: the number of unexpected messages that the program handled is not the card's.
+        const TM_SYNC_REQ = 1 << 4;
+        /// The message matched a tag; `Completion::tm_tag` and `tm_app_ctx` hold.
+        const TM_MATCH = 1 << 5;
+        /// All bytes of a message that matched a tag are there.
+        const TM_DATA_VALID = 1 << 6;
     }
 }
 
@@ -134,6 +140,10 @@ pub enum WcStatus {
     FatalErr = 19,
     RespTimeoutErr = 20,
     GeneralErr = 21,
+    /// A tag is not in the list (any more).
+    TmErr = 22,
+    /// A rendezvous request matched a tag whose buffer is too small; the request is in the buffer.
+    TmRndvIncomplete = 23,
 }
 
 /// `enum ibv_wc_opcode`.
@@ -152,6 +162,11 @@ pub enum WcOpcode {
     AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
+    TmAdd = 130,
+    TmDel = 131,
+    TmSync = 132,
+    TmRecv = 133,
+    TmNoTag = 134,
 }
 
 /// One completion, as `struct ibv_wc` has it.
@@ -183,6 +198,10 @@ pub struct Completion {
     pub sl: u8,
     /// When it was added to a completion queue that asks for that, in nanoseconds of the card's clock; else 0.
     pub timestamp: u64,
+    /// With [`WcFlags::TM_MATCH`]: the message's tag; else 0.
+    pub tm_tag: u64,
+    /// With [`WcFlags::TM_MATCH`]: the sender's own data, from the message's tag matching header; else 0.
+    pub tm_app_ctx: u32,
 }
 
 impl Completion {
@@ -200,6 +219,8 @@ impl Completion {
         solicited: false,
         sl: 0,
         timestamp: 0,
+        tm_tag: 0,
+        tm_app_ctx: 0,
     };
 }
 

@@ -66,9 +66,21 @@ impl Failure {
     }
 }
 
+/// Whose request it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The program's: it has a slot in the send queue.
+    Program,
+    /// Reads the data of a rendezvous request into a tagged buffer, whose completion tells how it ended.
+    Rendezvous,
+    /// Tells the sender of a rendezvous request that it was read; nobody waits for it.
+    Fin,
+}
+
 /// A send request in the queue.
 #[derive(Debug)]
 pub(crate) struct Wqe {
+    pub(crate) owner: Owner,
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
@@ -101,6 +113,7 @@ impl Wqe {
             }
         };
         Wqe {
+            owner: Owner::Program,
             wr_id: wr.wr_id,
             op: wr.op,
             flags: wr.flags,
@@ -113,6 +126,11 @@ impl Wqe {
             started: false,
             failed: None,
         }
+    }
+
+    /// One that the card itself posts.
+    pub(crate) fn owned(wr: SendWr, owner: Owner) -> Wqe {
+        Wqe { owner, ..Wqe::new(wr) }
     }
 
     /// Bytes, or the failure if they are too many.
@@ -248,18 +266,34 @@ impl Wqe {
             vendor_err: failure.map_or(vendor::NONE, |failure| failure.vendor),
             // Who waits for solicited completions must see errors too (IBA 11.4.2.2).
             solicited: failure.is_some(),
-            sl: 0,
-            timestamp: 0,
+            ..Completion::UNUSED
         }
     }
 
     /// Ends it: frees its slot, and completes it if the program wants to know.
     pub(crate) fn finish(self, qpn: u32, dest_qpn: u32, failure: Option<Failure>, host: &mut impl Host) {
+        if self.owner != Owner::Program {
+            return self.finish_own(qpn, dest_qpn, failure, host);
+        }
         // The slot first: who sees the completion may post at once.
         host.release_send(1);
         if failure.is_some() || self.flags.contains(SendFlags::SIGNALED) {
             host.complete_send(self.completion(qpn, dest_qpn, failure));
         }
+    }
+
+    /// Ends one that the card posted.
+    fn finish_own(&self, qpn: u32, dest_qpn: u32, failure: Option<Failure>, host: &mut impl Host) {
+        if self.owner != Owner::Rendezvous {
+            return;
+        }
+        let mut told = Completion { opcode: WcOpcode::TmRecv, ..self.completion(qpn, dest_qpn, failure) };
+        if failure.is_none() {
+            told.flags |= WcFlags::TM_DATA_VALID;
+        } else {
+            told.byte_len = 0;
+        }
+        host.complete_recv(told);
     }
 
     /// Ends it as flushed.

@@ -16,6 +16,7 @@ mod net;
 mod opcode;
 mod parse;
 mod psn;
+mod tm;
 
 pub use flow::*;
 pub use headers::*;
@@ -23,6 +24,7 @@ pub use net::*;
 pub use opcode::*;
 pub use parse::*;
 pub use psn::*;
+pub use tm::*;
 
 /// The UDP destination port of RoCEv2 (IBA annex A17).
 pub const UDP_PORT: u16 = 4791;

@@ -5,16 +5,20 @@
 //! that say the same with the same priority share: each of their queue pairs gets a copy. A rule with `dont_trap` and a sniffer leave the
 //! frame to others as well. A queue pair gets a frame once.
 
+mod counters;
 mod frame;
 mod rss;
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::error::CoreError;
+use counters::Counting;
 use frame::{Frame, Ip};
 
+pub use counters::{CounterKind, FlowCounters};
 pub use rss::{RSS_KEY, RSS_TABLE_MAX, Rss, RssFields, check_table};
 
 /// Rules of a device in a process: a frame is compared with each of them, at worst.
@@ -134,6 +138,8 @@ pub struct FlowAttr {
     pub dont_trap: bool,
     /// In any order; at most one of each layer and action.
     pub specs: Vec<FlowSpec>,
+    /// Count its frames, those that it drops included.
+    pub counters: Option<Arc<FlowCounters>>,
 }
 
 /// A rule that was checked.
@@ -146,6 +152,7 @@ pub struct FlowRule {
     matches: SmallVec<[FlowSpec; 3]>,
     tag: u32,
     drop: bool,
+    counting: Option<Counting>,
 }
 
 impl FlowRule {
@@ -179,6 +186,7 @@ impl FlowRule {
             matches,
             tag: tag.unwrap_or(0),
             drop,
+            counting: attr.counters.as_ref().map(Counting::begin),
         })
     }
 
@@ -372,12 +380,16 @@ impl<R: Copy + PartialEq> FlowTable<R> {
     /// Who gets a frame.
     pub fn steer(&self, frame: &[u8]) -> Receivers<R> {
         let mut receivers = Receivers::new();
+        let length = frame.len();
         let Some(frame) = Frame::parse(frame) else { return receivers };
         let mut trapped: Option<&FlowRule> = None;
         for (_, rule, receiver) in &self.rules {
             let is_next = trapped.is_none_or(|first| rule.shares_with(first));
             if !is_next || !rule.hits(&frame) {
                 continue;
+            }
+            if let Some(counting) = &rule.counting {
+                counting.count(length);
             }
             if rule.drop {
                 // Sniffers and rules before it that do not trap have their copies.

@@ -22,6 +22,7 @@ mod buffer;
 mod direct;
 #[cfg(target_arch = "x86_64")]
 mod handler;
+mod mapping;
 mod syscall;
 
 use std::mem::MaybeUninit;
@@ -31,6 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const FAULT_SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 pub use buffer::Buffer;
+pub(crate) use mapping::zeros;
+pub use mapping::{Mapping, is_zeros, page_size};
 
 /// The memory is gone: unmapped, truncated, or protected against the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

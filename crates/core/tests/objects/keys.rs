@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ferroce_core::keys::{Entry, Reregister};
-use ferroce_core::mem::{Buffer, RawRegion};
+use ferroce_core::mem::{self, Buffer, RawRegion};
 use ferroce_core::{KeyTable, WindowKind, limits};
 use ferroce_transport::{Access, MemoryError, MwBind, Span};
 use proptest::prelude::*;
@@ -18,6 +18,33 @@ fn region(buffer: &Buffer) -> RawRegion {
 
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+#[test]
+fn null_regions_are_zeros_of_any_length_for_this_process_only() {
+    let table = KeyTable::new(1);
+    let key = table.register_null(1).unwrap();
+    assert_eq!(key.rkey, 0, "peers have no key to it");
+    for (va, len) in [(0, 1), (u64::MAX, u32::MAX), (0x1234, 4096)] {
+        for need in [Access::empty(), Access::LOCAL_WRITE] {
+            let span = table.resolve(1, key.lkey, va, len, need).unwrap();
+            assert_eq!(span.len, len);
+            assert!(mem::is_zeros(span.addr) && mem::is_zeros(span.addr + u64::from(len) - 1));
+        }
+    }
+    let span = table.resolve(1, key.lkey, 7, 5000, Access::empty()).unwrap();
+    let mut bytes = vec![1; 5000];
+    mem::load(span.addr, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 5000]);
+    assert_eq!(table.resolve(2, key.lkey, 0, 1, Access::empty()), Err(MemoryError::WrongPd));
+    for need in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::empty()] {
+        assert_eq!(table.resolve_remote(1, 5, key.lkey, 0, 1, need), Err(MemoryError::BadKey));
+        assert_eq!(table.check_remote(1, 5, key.lkey, need), Err(MemoryError::BadKey));
+    }
+    assert!(table.reregister(key.lkey, &Reregister::default()).is_err());
+    table.begin_deregister(key.lkey).unwrap();
+    assert_eq!(table.resolve(1, key.lkey, 0, 1, Access::empty()), Err(MemoryError::BadKey));
+    assert!(!mem::is_zeros(&raw const table as u64));
+}
 
 #[test]
 fn bounds_are_exact() {

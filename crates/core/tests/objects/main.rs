@@ -4,6 +4,7 @@ mod cq;
 mod events;
 mod keys;
 mod recv;
+mod tags;
 
 use ferroce_transport::{Completion, WcFlags, WcOpcode, WcStatus};
 
@@ -20,7 +21,6 @@ fn completion(wr_id: u64, qp_num: u32) -> Completion {
         flags: WcFlags::empty(),
         vendor_err: 0,
         solicited: false,
-        sl: 0,
-        timestamp: 0,
+        ..Completion::UNUSED
     }
 }

@@ -22,9 +22,10 @@ use ferroce_wire::Psn;
 use crate::host::{Count, Host, MemoryError, Train, Window, WindowSignal};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::recovery::{Due, Recovery};
+use crate::responder::Rendezvous;
 use crate::timer::{Nanos, Timer, TimerTable};
 use crate::verbs::{QpState, SendStanding, SendWr};
-use crate::wqe::{Failure, Wqe};
+use crate::wqe::{Failure, Owner, Wqe};
 
 use probe::{Answers, Copies, Probe};
 pub(crate) use send::{charge, fit};
@@ -122,6 +123,12 @@ impl Requester {
 
     pub(crate) fn post(&mut self, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr));
+    }
+
+    /// Reads the data of a rendezvous request, and tells its sender.
+    pub(crate) fn fetch(&mut self, rendezvous: &Rendezvous) {
+        self.queue.push_back(Wqe::owned(rendezvous.read(), Owner::Rendezvous));
+        self.queue.push_back(Wqe::owned(rendezvous.fin(), Owner::Fin));
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
@@ -238,8 +245,9 @@ impl Requester {
     /// Forgets everything without a completion; gives slots and window back.
     pub(crate) fn reset(&mut self, host: &mut impl Host) {
         self.go_back(WindowSignal::Released, host);
-        if !self.queue.is_empty() {
-            host.release_send(self.queue.len() as u32);
+        let slots = self.queue.iter().filter(|wqe| wqe.owner == Owner::Program).count();
+        if slots > 0 {
+            host.release_send(slots as u32);
         }
         *self = Requester::new();
     }

@@ -5,6 +5,7 @@
 
 mod reply;
 mod request;
+mod tags;
 
 use std::collections::VecDeque;
 
@@ -12,9 +13,12 @@ use ferroce_wire::{Psn, Syndrome};
 
 use crate::host::Host;
 use crate::qp::{Conn, Upset};
-use crate::receive::{self, Receive};
-use crate::verbs::{QpAttr, QpEvent, RecvWr};
+use crate::receive::Receive;
+use crate::verbs::{QpAttr, QpEvent};
 use crate::wqe::Failure;
+
+pub use tags::MAX_RNDV_HDR;
+pub(crate) use tags::Rendezvous;
 
 /// READs and atomics whose answers may wait, and whose results are kept for duplicates, for each one agreed on: requesters that
 /// know of no limit (kernel rxe) pass it.
@@ -116,6 +120,8 @@ pub(crate) struct Responder {
     /// READs and atomics among `replies`.
     replies_owed: usize,
     saved: VecDeque<Saved>,
+    /// A rendezvous request matched: the requester reads its data.
+    rendezvous: Option<Rendezvous>,
     /// A fatal NAK is the last word: what is queued up to it still goes out in ERR.
     dying: bool,
 }
@@ -133,6 +139,7 @@ impl Responder {
             replies: VecDeque::new(),
             replies_owed: 0,
             saved: VecDeque::new(),
+            rendezvous: None,
             dying: false,
         }
     }
@@ -155,7 +162,7 @@ impl Responder {
             if conn.init.qp_type.is_xrc() {
                 host.choose_srq(self.srqn);
             }
-            receive::flush(&receive.into_wr(), conn.init, conn.attr.dest_qpn, host);
+            receive.flush(conn.init, conn.attr.dest_qpn, host);
         }
         self.saved = VecDeque::new();
         if !self.dying {
@@ -171,8 +178,8 @@ impl Responder {
         let Fault { psn, syndrome, failure, event } = fault;
         self.queue_nak(psn, syndrome, host);
         self.dying = true;
-        if let Some((wr, failure)) = failure {
-            receive::fail(&wr, conn.init, conn.attr.dest_qpn, failure, host);
+        if let Some((receive, failure)) = failure {
+            receive.fail(conn.init, conn.attr.dest_qpn, failure, host);
         }
         if let Some(event) = event {
             host.event(event);
@@ -221,7 +228,7 @@ impl Responder {
 struct Fault {
     psn: Psn,
     syndrome: Syndrome,
-    failure: Option<(RecvWr, Failure)>,
+    failure: Option<(Receive, Failure)>,
     event: Option<QpEvent>,
 }
 
@@ -237,7 +244,7 @@ impl Fault {
     }
 
     /// A message that a receive request is used for: its completion tells.
-    fn of_receive(psn: Psn, syndrome: Syndrome, wr: RecvWr, failure: Failure) -> Fault {
-        Fault { psn, syndrome, failure: Some((wr, failure)), event: None }
+    fn of_receive(psn: Psn, syndrome: Syndrome, receive: Receive, failure: Failure) -> Fault {
+        Fault { psn, syndrome, failure: Some((receive, failure)), event: None }
     }
 }

@@ -2,6 +2,7 @@
 
 use ferroce_wire::{Psn, Reth, Syndrome};
 
+use super::tags::Begun;
 use super::{Fault, Message, ReadReply, Reply, Responder, Saved, Write};
 use crate::decode::{Part, Request, length_fits, request};
 use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet};
@@ -174,25 +175,30 @@ impl Responder {
         if !length_fits(part, packet.payload.len(), conn.attr.path_mtu) {
             return Err(self.refuse(psn, INVALID));
         }
-        let mut receive = match std::mem::replace(&mut self.message, Message::None) {
-            Message::Send(receive) => receive,
-            _ => match host.pop_recv() {
-                Some(wr) => Receive::new(wr),
-                None => {
+        let (mut receive, payload) = match std::mem::replace(&mut self.message, Message::None) {
+            Message::Send(receive) => (receive, packet.payload),
+            _ => match self.begin_send(part, conn, packet, host)? {
+                Begun::Receive(receive, payload) => (receive, payload),
+                Begun::NotReady => {
                     self.not_ready(psn, conn, host);
+                    return Ok(());
+                }
+                Begun::Done => {
+                    self.accept(packet, true);
                     return Ok(());
                 }
             },
         };
-        if !receive.has_room(packet.payload.len()) {
+        if !receive.has_room(payload.len()) {
             let failure = Failure::new(WcStatus::LocLenErr, vendor::TOO_LONG);
-            return Err(Box::new(Fault::of_receive(psn, INVALID, receive.into_wr(), failure)));
+            return Err(Box::new(Fault::of_receive(psn, INVALID, receive, failure)));
         }
-        if let Err(error) = receive.put(conn.init.pd, packet.payload, part.ends(), host) {
+        if let Err(error) = receive.put(conn.init.pd, payload, part.ends(), host) {
             let failure = Failure::local(error);
-            return Err(Box::new(Fault::of_receive(psn, Syndrome::NAK_REMOTE_OPERATIONAL, receive.into_wr(), failure)));
+            return Err(Box::new(Fault::of_receive(psn, Syndrome::NAK_REMOTE_OPERATIONAL, receive, failure)));
         }
         if !part.ends() {
+            receive.tell_match(conn.init, conn.attr.dest_qpn, host);
             self.message = Message::Send(receive);
             self.accept(packet, false);
             return Ok(());
@@ -201,7 +207,7 @@ impl Responder {
             && host.invalidate(conn.init.pd, rkey, conn.init.qpn).is_err()
         {
             let failure = Failure::new(WcStatus::MwBindErr, vendor::INVALIDATE);
-            return Err(Box::new(Fault::of_receive(psn, Syndrome::NAK_REMOTE_ACCESS, receive.into_wr(), failure)));
+            return Err(Box::new(Fault::of_receive(psn, Syndrome::NAK_REMOTE_ACCESS, receive, failure)));
         }
         receive.complete(conn.init, extras(conn, packet), host);
         self.accept(packet, true);
@@ -246,7 +252,7 @@ impl Responder {
             if let Err(error) = stored {
                 let syndrome = remote_syndrome(error);
                 return Err(match immediate {
-                    Some(wr) => Box::new(Fault::of_receive(psn, syndrome, wr, refused_write(syndrome))),
+                    Some(wr) => Box::new(Fault::of_receive(psn, syndrome, Receive::new(wr), refused_write(syndrome))),
                     None => self.refuse(psn, syndrome),
                 });
             }
@@ -434,7 +440,7 @@ impl Responder {
         let psn = packet.headers.bth.psn;
         let uses_receive = part.ends() && packet.headers.imm.is_some();
         match uses_receive.then(|| host.pop_recv()).flatten() {
-            Some(wr) => Box::new(Fault::of_receive(psn, syndrome, wr, refused_write(syndrome))),
+            Some(wr) => Box::new(Fault::of_receive(psn, syndrome, Receive::new(wr), refused_write(syndrome))),
             None => self.refuse(psn, syndrome),
         }
     }
@@ -444,7 +450,7 @@ impl Responder {
         Box::new(match std::mem::replace(&mut self.message, Message::None) {
             Message::Send(receive) => {
                 let failure = Failure::new(WcStatus::RemInvReqErr, vendor::NOT_ALLOWED);
-                Fault::of_receive(psn, syndrome, receive.into_wr(), failure)
+                Fault::of_receive(psn, syndrome, receive, failure)
             }
             _ => Fault::of_request(psn, syndrome),
         })
@@ -481,7 +487,7 @@ pub(super) fn remote_syndrome(error: MemoryError) -> Syndrome {
     }
 }
 
-fn extras(conn: Conn<'_>, packet: &Packet<'_>) -> Extras {
+pub(super) fn extras(conn: Conn<'_>, packet: &Packet<'_>) -> Extras {
     let headers = packet.headers;
     Extras {
         imm: headers.imm,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::memory::SimMemory;
 use crate::cc::{Aimd, CongestionControl};
-use crate::host::{AtomicOp, Count, Drop, Host, Memory, MemoryError, Span, Window, WindowSignal};
+use crate::host::{AtomicOp, Count, Drop, Host, Memory, MemoryError, Span, TagMatch, Window, WindowSignal};
 use crate::verbs::{Access, Completion, PathAddr, QpEvent, RecvWr, Sge};
 
 /// The host of one queue pair.
@@ -14,6 +14,10 @@ pub struct SimHost {
     pub memory: SimMemory,
     /// Receive requests that wait.
     pub receives: VecDeque<RecvWr>,
+    /// If its receive queue matches tags: the tagged buffers that wait.
+    pub tagged: Option<Vec<(u64, RecvWr)>>,
+    /// Messages that matched none of them.
+    pub unexpected: u32,
     /// Of an XRC target: the shared receive queues of its domain, by number. They have receives and completions of their own.
     pub srqs: BTreeMap<u32, SimSrq>,
     /// The one that the queue pair chose last, there or not.
@@ -50,6 +54,8 @@ impl Default for SimHost {
         SimHost {
             memory: SimMemory::default(),
             receives: VecDeque::new(),
+            tagged: None,
+            unexpected: 0,
             srqs: BTreeMap::new(),
             chosen_srq: None,
             sent: Vec::new(),
@@ -128,6 +134,24 @@ impl Host for SimHost {
     fn choose_srq(&mut self, srqn: u32) -> Option<u32> {
         self.chosen_srq = Some(srqn);
         self.srqs.get(&srqn).map(|srq| srq.pd)
+    }
+
+    fn matches_tags(&self) -> bool {
+        self.tagged.is_some()
+    }
+
+    fn take_tagged(&mut self, tag: Option<u64>) -> Option<TagMatch> {
+        let tagged = self.tagged.get_or_insert_default();
+        if let Some(place) = tagged.iter().position(|(known, _)| Some(*known) == tag) {
+            return Some(TagMatch::Tagged(tagged.remove(place).1));
+        }
+        let wr = self.receives.pop_front()?;
+        self.unexpected += 1;
+        Some(TagMatch::Unexpected(wr))
+    }
+
+    fn forget_unexpected(&mut self) {
+        self.unexpected -= 1;
     }
 
     fn complete_send(&mut self, completion: Completion) {

@@ -2,6 +2,7 @@
 
 mod flow;
 mod hostile;
+mod pacing;
 mod placement;
 mod random;
 mod raw;
@@ -11,6 +12,7 @@ mod rc_loss;
 mod rc_read;
 mod rc_receiver;
 mod states;
+mod tags;
 mod uc;
 mod ud;
 mod windows;
