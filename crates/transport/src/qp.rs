@@ -51,7 +51,6 @@ impl Conn<'_> {
 pub(crate) type Outcome = Result<(), Upset>;
 
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "most are RC, and each lies in its queue pair's own box")]
 enum Machines {
     /// RC, and the two ends of XRC, of which each leaves one of the machines idle.
     // One of the two is always in use, and a process may have thousands of idle queue pairs: neither is boxed twice.

@@ -117,7 +117,9 @@ fn a_held_buffer_can_be_deleted() {
 #[test]
 fn lists_are_bounded_and_a_refused_operation_changes_nothing() {
     let (srq, cq) = queue();
-    (1..=3).for_each(|tag| _ = add(&srq, tag, tag, u64::MAX));
+    for tag in 1..=3 {
+        add(&srq, tag, tag, u64::MAX);
+    }
     told(&cq);
     assert!(srq.take_tagged(None).is_some());
     let change = TagChange::Add(TaggedRecv { recv: recv(4), tag: 4, mask: u64::MAX });

@@ -174,7 +174,7 @@ pub struct CqRow {
 /// A memory region, or a window that is bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MrRow {
-    /// `MR`, or `MW`.
+    /// `MR`, `MW`, or `null` for a null region.
     pub kind: String,
     /// The key: for a region lkey and rkey, for a window the rkey.
     pub key: u32,

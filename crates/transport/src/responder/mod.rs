@@ -121,7 +121,7 @@ pub(crate) struct Responder {
     replies_owed: usize,
     saved: VecDeque<Saved>,
     /// A rendezvous request matched: the requester reads its data.
-    rendezvous: Option<Rendezvous>,
+    rendezvous: Option<Box<Rendezvous>>,
     /// A fatal NAK is the last word: what is queued up to it still goes out in ERR.
     dying: bool,
 }

@@ -68,7 +68,7 @@ impl Rendezvous {
 
 impl Responder {
     /// A rendezvous request that was matched since the last question.
-    pub(crate) fn take_rendezvous(&mut self) -> Option<Rendezvous> {
+    pub(crate) fn take_rendezvous(&mut self) -> Option<Box<Rendezvous>> {
         self.rendezvous.take()
     }
 
@@ -118,7 +118,7 @@ impl Responder {
         let sges: SmallVec<_> = pieces(&wr.sges, 0, rvh.len).collect();
         let buffer = RecvWr { wr_id: wr.wr_id, sges };
         Receive::matched(wr, tmh).tell_match(conn.init, conn.attr.dest_qpn, host);
-        self.rendezvous = Some(Rendezvous { tmh, rvh, buffer });
+        self.rendezvous = Some(Box::new(Rendezvous { tmh, rvh, buffer }));
         Ok(Begun::Done)
     }
 
