@@ -27,8 +27,8 @@ use crate::run::{LaneState, Turn};
 use crate::sleeper::Sleeper;
 use crate::spin::Spin;
 
-/// A queue pair number is the lane's number above, the slot below this bit.
-pub const LANE_SHIFT: u32 = 14;
+pub use ferroce_wire::LANE_SHIFT;
+
 /// Queue pairs that a lane can hold.
 pub const SLOTS_PER_LANE: u32 = 1 << LANE_SHIFT;
 

@@ -80,7 +80,7 @@ fn messages_share_batches_but_lanes_do_not() {
     let ports = |lane| {
         let mut ports: Vec<_> = got
             .iter()
-            .filter(|packet| packet.headers.bth.dest_qp >> 14 == lane)
+            .filter(|packet| packet.headers.bth.dest_qp >> ferroce_wire::LANE_SHIFT == lane)
             .map(|packet| packet.net.src_port)
             .collect();
         ports.dedup();
@@ -91,7 +91,9 @@ fn messages_share_batches_but_lanes_do_not() {
     for lane in 0..2 {
         let psns: Vec<_> = got
             .iter()
-            .filter(|packet| packet.headers.bth.dest_qp >> 14 == lane && packet.headers.reth.is_some())
+            .filter(|packet| {
+                packet.headers.bth.dest_qp >> ferroce_wire::LANE_SHIFT == lane && packet.headers.reth.is_some()
+            })
             .map(|packet| packet.headers.bth.psn.get())
             .collect();
         assert_eq!(psns, (0..40).collect::<Vec<_>>());
@@ -207,9 +209,15 @@ fn sockets_are_bounded() {
     pair.flush();
     let mut got = pair.expect(30);
     got.sort_by_key(|packet| packet.headers.bth.psn.get());
-    assert_eq!(got.iter().map(|packet| packet.headers.bth.dest_qp >> 14).collect::<Vec<_>>(), sent);
-    let mut ports: Vec<_> =
-        got.iter().filter(|packet| packet.headers.bth.dest_qp >> 14 < 2).map(|packet| packet.net.src_port).collect();
+    assert_eq!(
+        got.iter().map(|packet| packet.headers.bth.dest_qp >> ferroce_wire::LANE_SHIFT).collect::<Vec<_>>(),
+        sent
+    );
+    let mut ports: Vec<_> = got
+        .iter()
+        .filter(|packet| packet.headers.bth.dest_qp >> ferroce_wire::LANE_SHIFT < 2)
+        .map(|packet| packet.net.src_port)
+        .collect();
     ports.sort_unstable();
     ports.dedup();
     assert_eq!(ports.len(), 2);

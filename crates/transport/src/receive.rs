@@ -72,7 +72,7 @@ impl Receive {
         Receive { wr, received: 0, tags: Tags::Matched(Some(tmh)) }
     }
 
-    /// Starts over with the same request: the message was broken off.
+    /// The request: the message was broken off, and it is used again, or completes otherwise.
     pub(crate) fn into_wr(self) -> RecvWr {
         self.wr
     }

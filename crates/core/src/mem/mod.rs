@@ -26,6 +26,7 @@ mod mapping;
 mod syscall;
 
 use std::mem::MaybeUninit;
+#[cfg(not(target_arch = "x86_64"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The signals that tell a fault. A thread that blocks them is served by slow system calls: the engine's own threads must not.
@@ -136,7 +137,8 @@ pub unsafe fn load_shared(addr: u64, buffer: *mut u8, len: usize) -> Result<(), 
 }
 
 /// Reads the word at `addr`, a multiple of 8: at once, with acquire order. Where no handler answers faults (see the module's text) it is
-/// touched unguarded: words are looked at too often for system calls.
+/// touched unguarded: words are looked at too often for system calls. Nor is it asked whether one does, which takes longer than
+/// the word: the instruction is the same. [`check_handler`] is called before.
 ///
 /// # Errors
 /// [`Fault`]: the memory is gone.
@@ -144,9 +146,8 @@ pub unsafe fn load_shared(addr: u64, buffer: *mut u8, len: usize) -> Result<(), 
 pub fn load_word(addr: u64) -> Result<u64, Fault> {
     assert!(addr.is_multiple_of(8), "no word is at {addr:#x}");
     #[cfg(target_arch = "x86_64")]
-    if handler::ready() {
-        return direct::load_word(addr);
-    }
+    return direct::load_word(addr);
+    #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: aligned, and memory that the module's invariant allows. The reference lives for one operation.
     Ok(unsafe { AtomicU64::from_ptr(addr as *mut u64) }.load(Ordering::Acquire))
 }
@@ -159,12 +160,13 @@ pub fn load_word(addr: u64) -> Result<u64, Fault> {
 pub fn store_word(addr: u64, value: u64) -> Result<(), Fault> {
     assert!(addr.is_multiple_of(8), "no word is at {addr:#x}");
     #[cfg(target_arch = "x86_64")]
-    if handler::ready() {
-        return direct::store_word(addr, value);
+    return direct::store_word(addr, value);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: as in `load_word`.
+        unsafe { AtomicU64::from_ptr(addr as *mut u64) }.store(value, Ordering::Release);
+        Ok(())
     }
-    // SAFETY: as in `load_word`.
-    unsafe { AtomicU64::from_ptr(addr as *mut u64) }.store(value, Ordering::Release);
-    Ok(())
 }
 
 /// Bytes that are summed at a time, small enough to stay in the first-level cache.
@@ -244,7 +246,7 @@ pub fn is_mapped(addr: u64, len: u64) -> bool {
 }
 
 /// Looks at once whether the program put a signal handler over ours, which is else done every 1,000 accesses of a thread. Called by
-/// every registration; to be called also when a thread of ours starts.
+/// every registration; to be called also when a thread of ours starts, and before words are touched.
 pub fn check_handler() {
     #[cfg(target_arch = "x86_64")]
     handler::check();

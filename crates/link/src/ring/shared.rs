@@ -133,6 +133,7 @@ impl Memory {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        mem::check_handler();
         Ok(Memory { base: NonNull::new(base.cast()).expect("a mapping is nowhere at 0") })
     }
 

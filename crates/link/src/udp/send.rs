@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::icrc::Pseudo;
-use ferroce_wire::{NetHeader, Opcode};
+use ferroce_wire::{LANE_SHIFT, NetHeader, Opcode};
 
 use super::arena::Arena;
 use super::queue::{Limits, Queue};
@@ -106,7 +106,7 @@ impl Sender {
             self.flush_all(stats);
         }
         let path = train.path.as_deref().unwrap_or(path);
-        let lane = (train.head.bth.dest_qp >> 14) as u16;
+        let lane = (train.head.bth.dest_qp >> LANE_SHIFT) as u16;
         self.turn += 1;
         let (socket, slot) = if is_answer(train) && !self.index.contains_key(&Key { path: path.clone(), lane }) {
             let at = self.answer_socket(path, stats)?;
