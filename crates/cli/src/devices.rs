@@ -6,11 +6,12 @@ use ferroce_service::devices::DeviceInfo;
 use serde::Serialize;
 
 use crate::output::{Out, Table};
+use crate::programs;
 
 /// Show the RDMA devices: interface, state, MTU and GIDs.
 ///
 /// Each network interface that is up and has an address is a device. PATH MTU is the largest path MTU that queue pairs
-/// may ask for. A program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0). An address may stand
+/// may ask for. A last line says if no program can open them at present, and why. A program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0). An address may stand
 /// at several indices: 0, 1 and 3 are IPv4 wherever the interface has such an address, for recipes name them.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -63,8 +64,21 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
         if shown.iter().any(Shown::repeats) {
             out.line(WHY_REPEATED)?;
         }
+        if let Some(obstacle) = obstacle() {
+            out.line(format_args!("No program can open a device at present: {obstacle}"))?;
+        }
     }
     Ok(0)
+}
+
+/// What keeps programs from opening a device.
+fn obstacle() -> Option<String> {
+    match programs::service() {
+        // Only an attempt tells.
+        Ok(Some(service)) => service.lease_lane().err().map(|error| error.to_string()),
+        Ok(None) => ferroce_service::obstacle().map(|error| error.to_string()),
+        Err(error) => Some(format!("{error:#}")),
+    }
 }
 
 impl Shown {

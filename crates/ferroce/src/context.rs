@@ -273,14 +273,29 @@ impl Context {
 impl Drop for Context {
     /// With `FERROCE_COUNTERS=FILE` a process leaves its counters behind: lines of process id, name and value.
     fn drop(&mut self) {
-        let Some(path) = environment::var_os("FERROCE_COUNTERS").filter(|_| !self.is_stale()) else { return };
+        if self.is_stale() {
+            return;
+        }
         let pid = std::process::id();
-        let lines: String = self.counters().iter().map(|(name, value)| format!("{pid}\t{name}\t{value}\n")).collect();
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(&path);
-        if let Err(error) = file.and_then(|mut file| file.write_all(lines.as_bytes())) {
-            log::warn!("cannot write the counters to {}: {error}", path.display());
+        let lines =
+            || self.counters().iter().map(|(name, value)| format!("{pid}\t{name}\t{value}\n")).collect::<String>();
+        let written = counters_file().map(|file| file.map(|mut file| file.write_all(lines().as_bytes())));
+        match written {
+            Ok(Some(Err(error))) => log::warn!("cannot write the counters that FERROCE_COUNTERS asks for: {error}"),
+            Err(error) => log::warn!("{error}"),
+            Ok(_) => {}
         }
     }
+}
+
+/// The file that `FERROCE_COUNTERS` names, to append to; None: it is not set.
+fn counters_file() -> Result<Option<std::fs::File>> {
+    let Some(path) = environment::var_os("FERROCE_COUNTERS") else { return Ok(None) };
+    let file = std::fs::OpenOptions::new().append(true).create(true).open(&path);
+    file.map(Some).map_err(|error| {
+        let what = format!("cannot write the counters to {}, as FERROCE_COUNTERS asks: {error}", path.display());
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), what)
+    })
 }
 
 /// For the exit of the process: sends the ACKs that wait for the program's answer. Never waits.
@@ -397,6 +412,7 @@ impl ProcessCard {
 }
 
 fn make_card(generation: Generation) -> Result<ProcessCard> {
+    counters_file()?;
     let client =
         Client::connect_or_start(&StartOptions { candidates: service_candidates(), ..StartOptions::default() })?;
     let mut lease = client.lease_lane()?;

@@ -754,6 +754,14 @@ fn port_error(port: u16, errno: Errno) -> ServiceError {
     }
 }
 
+/// Who holds a port that no service of this network namespace has; None: nobody.
+pub(crate) fn is_held(port: u16) -> Option<ServiceError> {
+    let holders = owner::sockets_of_port(port).filter(|holders| !holders.is_empty())?;
+    // Programs whose service has died have sockets of the next one's.
+    let is_taken = |v6| matches!(bind_socket(v6, port), Err(Errno::ADDRINUSE));
+    (is_taken(true) || is_taken(false)).then(|| port_in_use(port, &holders))
+}
+
 fn port_in_use(port: u16, holders: &HashSet<owner::PortSocket>) -> ServiceError {
     ServiceError::new(
         libc::EADDRINUSE,

@@ -106,6 +106,7 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("pingpong-mtu-4096", VETH, wrong::pingpong_mtu_4096),
     scenario("pingpong-no-server", VETH, wrong::pingpong_no_server),
     scenario("port-held", VETH, wrong::port_held),
+    scenario("wrong-counters", HOST, wrong::counters),
     scenario("service-absent", VETH, wrong::service_absent),
 ];
 

@@ -95,7 +95,24 @@ pub(super) fn port_held(world: &World<'_>) -> Result<(), Failure> {
     let program = fresh.start("program", &wire.server, Identity::Ordinary, LOG, "wrong", &["--mode", "state"])?;
     let finished = ends_in_failure(program)?;
     says(&finished, "4791")?;
-    says(&finished, &holder.program_pid().to_string())
+    says(&finished, &holder.program_pid().to_string())?;
+    let shown = fresh.ferroce(&wire.server, &["devices"])?;
+    let obstacle = format!(
+        "No program can open a device at present: UDP port 4791, which RoCEv2 needs, is in use by python3 (pid {}",
+        holder.program_pid()
+    );
+    if shown.stdout.contains(&obstacle) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("`ferroce devices` does not say {obstacle:?}")).with(shown.report()))
+}
+
+/// A file for counters that cannot be: said when the device is opened, not when all is over.
+pub(super) fn counters(world: &World<'_>) -> Result<(), Failure> {
+    let env = [LOG[0], ("FERROCE_COUNTERS", "/nowhere/counters")];
+    let program =
+        world.start("program", &world.wire.server, Identity::Ordinary, &env, "wrong", &["--mode", "state"])?;
+    says(&ends_in_failure(program)?, "cannot write the counters to /nowhere/counters")
 }
 
 /// A service that cannot be started.
