@@ -99,9 +99,9 @@ impl Cq {
     /// Adds a completion and raises the event that was asked for. In a full queue it is lost: the queue is bad from then on, which
     /// `IBV_EVENT_CQ_ERR` tells once.
     ///
-    /// Gives true if the completion's event is held back for a moderation period that begins now: then the caller sees to it that
-    /// [`Cq::on_timer`] is called soon, and again when [`Cq::next_timeout`] says so, until that is `None`.
-    pub fn push(&self, completion: Completion) -> bool {
+    /// At [`News::Period`] the caller sees to it that [`Cq::on_timer`] is called soon, and again when [`Cq::next_timeout`] says so,
+    /// until that is `None`.
+    pub fn push(&self, completion: Completion) -> News {
         let mut ring = self.ring.lock();
         if ring.bad || ring.entries.len() >= ring.capacity as usize {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -110,27 +110,24 @@ impl Cq {
                 log::error!("completion queue of {} entries overran: poll more often or make it larger", ring.capacity);
                 self.events.push(AsyncEvent::Cq { cookie: self.cookie });
             }
-            return false;
+            return News::None;
         }
         ring.entries.push_back(completion);
         self.len.store(ring.entries.len() as u32, Ordering::Release);
-        match ring.news(&completion) {
-            News::None => false,
-            News::Period => true,
-            News::Event => {
-                ring.disarm();
-                // Whom it wakes will want the lock.
-                drop(ring);
-                self.tell();
-                false
-            }
+        let news = ring.news(&completion);
+        if news == News::Event {
+            ring.disarm();
+            // Whom it wakes will want the lock.
+            drop(ring);
+            self.tell();
         }
+        news
     }
 
     /// Adds a completion from outside of the lanes, where nobody runs moderation periods: what is asked for comes at once.
     pub fn push_at_once(&self, completion: Completion) {
         let timestamp = if self.timestamps { completion.timestamp } else { 0 };
-        if !self.push(Completion { timestamp, ..completion }) {
+        if self.push(Completion { timestamp, ..completion }) != News::Period {
             return;
         }
         let mut ring = self.ring.lock();
@@ -289,12 +286,13 @@ impl Cq {
 }
 
 /// What a new completion means for who waits for an event.
-enum News {
-    /// Nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// Nothing: nobody asked for an event, or not yet.
     None,
-    /// A moderation period begins.
+    /// Its event is held back for a moderation period that begins now.
     Period,
-    /// The event is due.
+    /// Its event was told.
     Event,
 }
 

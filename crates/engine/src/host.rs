@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ferroce_core::cq::News;
 use ferroce_core::{Cq, KeyTable, XrcSrq, mem};
 use ferroce_transport::{
     Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent, RecvWr, Sge, Span,
@@ -31,18 +32,20 @@ pub(crate) struct QpHost<'a> {
     pub(crate) returned: SmallVec<[WindowId; 2]>,
     /// XRC targets: the shared receive queue that the request at hand names.
     pub(crate) srq: Option<Arc<XrcSrq>>,
-    /// A receive was completed with success in this call.
+    /// A receive was completed with success in this call, and the program polls for such: it may answer soon.
     pub(crate) received: bool,
 }
 
 impl<'a> QpHost<'a> {
-    fn complete(&mut self, cq: &Arc<Cq>, mut completion: Completion) {
+    fn complete(&mut self, cq: &Arc<Cq>, mut completion: Completion) -> News {
         if cq.wants_timestamps() {
             completion.timestamp = clock::now();
         }
-        if cq.push(completion) && !self.moderated.iter().any(|known| Arc::ptr_eq(known, cq)) {
+        let news = cq.push(completion);
+        if news == News::Period && !self.moderated.iter().any(|known| Arc::ptr_eq(known, cq)) {
             self.moderated.push(Arc::clone(cq));
         }
+        news
     }
 
     fn id(&self, window: Window) -> Option<WindowId> {
@@ -155,11 +158,14 @@ impl Host for QpHost<'_> {
     fn complete_recv(&mut self, completion: Completion) {
         // After a match alone there may be something to send at once: the READ of a rendezvous request.
         let is_match_only = completion.flags & (WcFlags::TM_MATCH | WcFlags::TM_DATA_VALID) == WcFlags::TM_MATCH;
-        self.received |= completion.status == WcStatus::Success && !is_match_only;
+        let received = completion.status == WcStatus::Success && !is_match_only;
         let (qp, srq) = (self.qp, self.srq.clone());
         // A receive of an XRC domain whose queue is gone went with it.
         if let Some(cq) = srq.as_ref().map(|srq| &srq.cq).or(qp.init.recv_cq.as_ref()) {
-            self.complete(cq, completion);
+            let news = self.complete(cq, completion);
+            // Who sleeps for events takes long to answer. And who takes them of sends and receives from one channel may mistake one for
+            // the other if an answer comes before the ACK (perftest's `ib_send_lat -e` then hangs now and then).
+            self.received |= received && news == News::None;
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 
 use ferroce_core::{KeyTable, RecvQueue};
-use ferroce_transport::{QpInit, QpType, SendData, SendFlags, SendOp, SendWr, WcStatus};
+use ferroce_transport::{QpInit, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, WcStatus};
 use ferroce_wire::{Aeth, Bth, NetHeader, Opcode, Psn, Syndrome};
 use parking_lot::Mutex;
 
@@ -212,6 +212,31 @@ fn an_answer_that_waits_behind_others_comes_before_the_timer() {
     assert_eq!(bench.statuses(), [WcStatus::Success]);
     assert_eq!((bench.counted("probe_sent"), bench.counted("local_ack_timeout_err")), (0, 0));
     assert_eq!(bench.wire.lock().left.len(), 1, "nothing went out for it");
+}
+
+/// A program that polls may answer soon: the ACK waits a turn for that. One that sleeps for events answers late, and what its peer
+/// takes from one channel for sends and receives shall come in the order of cards: first the ACK, then the answer.
+#[test]
+fn the_ack_of_what_raises_an_event_does_not_wait() {
+    let mut bench = Bench::new();
+    let send = |bench: &Bench, psn| {
+        bench.qp.post_recv(RecvWr { wr_id: 1, sges: SmallVec::new() }).expect("room");
+        let mut bth = Bth::new(Opcode::RC_SEND_ONLY, QPN, Psn::new(psn));
+        bth.ack_req = true;
+        bench.wire.lock().arriving.push_back(Headers::new(bth));
+    };
+    // It was just connected, and is looked at for that.
+    bench.turn(1, Turn::PROGRAM);
+    send(&bench, 0);
+    bench.turn(MS, Turn::PROGRAM);
+    assert!(bench.wire.lock().left.is_empty(), "it waits");
+    bench.turn(2 * MS, Turn::PROGRAM);
+    assert_eq!(bench.wire.lock().left.len(), 1);
+
+    bench.qp.init.recv_cq.as_ref().expect("it receives").arm(false);
+    send(&bench, 1);
+    bench.turn(3 * MS, Turn::PROGRAM);
+    assert_eq!(bench.wire.lock().left.len(), 2);
 }
 
 /// A poster does not read the link, so it cannot know that nothing came.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ferroce_core::cq::Moderation;
+use ferroce_core::cq::{Moderation, News};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel, Cq, limits};
 use ferroce_transport::{Completion, WcStatus};
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ impl Rig {
     }
 
     fn push(&self, wr_id: u64) -> bool {
-        self.cq.push(completion(wr_id, 1))
+        self.cq.push(completion(wr_id, 1)) == News::Period
     }
 
     /// Completion events that wait.
