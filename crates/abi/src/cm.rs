@@ -38,8 +38,8 @@ pub struct ferroce_cm_param {
     pub qkey: u32,
     pub ece_vendor: u32,
     pub ece_options: u32,
-    /// UC instead of RC.
-    pub uc: u8,
+    /// `IBV_QPT_*`.
+    pub qp_type: u8,
     pub srq: u8,
     pub responder_resources: u8,
     pub initiator_depth: u8,
@@ -92,7 +92,8 @@ pub struct ferroce_cm_qp {
     pub max_rd_atomic: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
-    pub uc: u8,
+    /// `IBV_QPT_*`.
+    pub qp_type: u8,
 }
 
 /// Longest text of [`ferroce_cm_kept`].

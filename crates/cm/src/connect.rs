@@ -39,6 +39,8 @@ impl Cm {
         conn.param = connect.param;
 
         let timing = self.config.timing;
+        let transport = transport_type(connect.param.qp_type);
+        let back = way_back(&connect.param);
         let header = IpHeader { src_port, src: path.local, dst: path.remote };
         let mut private_data = [0; _];
         let (ip, rest): (&mut [u8], &mut [u8]) = <[u8]>::split_at_mut(&mut private_data, IP_HEADER_LEN);
@@ -51,23 +53,23 @@ impl Cm {
             local_ca_guid: connect.ca_guid,
             local_qkey: 0,
             local_qpn: connect.param.qpn,
-            responder_resources: connect.param.responder_resources,
+            responder_resources: back.responder_resources,
             local_eecn: 0,
             initiator_depth: connect.param.initiator_depth,
             remote_eecn: 0,
             remote_cm_response_timeout: timing.response_timeout,
-            transport_service_type: transport_type(connect.param.qp_type),
+            transport_service_type: transport.0,
             end_to_end_flow_control: connect.param.flow_control,
             starting_psn: conn.psn,
             local_cm_response_timeout: timing.response_timeout,
-            retry_count: connect.param.retry_count,
+            retry_count: back.retry_count,
             partition_key: path.pkey,
             path_mtu: path.mtu,
             rdc_exists: false,
-            rnr_retry_count: connect.param.rnr_retry_count,
+            rnr_retry_count: back.rnr_retry_count,
             max_cm_retries: timing.max_retries,
-            srq: connect.param.srq,
-            extended_transport_type: 0,
+            srq: back.srq,
+            extended_transport_type: transport.1,
             primary: req_path(&path),
             alternate: NO_PATH,
             private_data,
@@ -110,23 +112,24 @@ impl Cm {
         conn.param.initiator_depth = accept.param.initiator_depth;
         conn.param.flow_control = accept.param.flow_control;
         conn.state = State::RepSent;
+        let end = Accepted::of(conn.param.qp_type, &accept.param);
         let rep = Rep {
             local_comm_id: conn.comm_id,
             remote_comm_id: conn.remote_comm_id(),
             local_qkey: 0,
-            local_qpn: accept.param.qpn,
+            local_qpn: end.qpn,
             vendor_id_h: 0,
-            local_eecn: 0,
+            local_eecn: end.eecn,
             vendor_id_m: 0,
             starting_psn: conn.psn,
             vendor_id_l: 0,
             responder_resources: accept.param.responder_resources,
-            initiator_depth: accept.param.initiator_depth,
+            initiator_depth: end.initiator_depth,
             target_ack_delay,
             failover_accepted: 0,
-            end_to_end_flow_control: accept.param.flow_control,
+            end_to_end_flow_control: end.flow_control,
             rnr_retry_count: accept.param.rnr_retry_count,
-            srq: accept.param.srq,
+            srq: end.srq,
             local_ca_guid: accept.ca_guid,
             private_data,
         };
@@ -448,11 +451,47 @@ fn with_data(mut mad: Mad, private_data: [u8; 148]) -> Mad {
     mad
 }
 
-/// Transport service type of a REQ.
-fn transport_type(qp_type: QpType) -> u8 {
+/// Transport service type and extended transport type of a REQ. Those that start an XRC connection are initiators.
+fn transport_type(qp_type: QpType) -> (u8, u8) {
     match qp_type {
-        QpType::Rc => 0,
-        QpType::Uc => 1,
+        QpType::Rc => (0, 0),
+        QpType::Uc => (1, 0),
+        QpType::XrcInitiator | QpType::XrcTarget => (3, 1),
+    }
+}
+
+/// What a REQ says of requests on their way back, from the peer to its sender: nothing with XRC, where there are none.
+fn way_back(param: &ConnectionParam) -> ConnectionParam {
+    match param.qp_type {
+        QpType::Rc | QpType::Uc => *param,
+        QpType::XrcInitiator | QpType::XrcTarget => ConnectionParam::default(),
+    }
+}
+
+/// The fields of a REP that differ by the type of the queue pair.
+struct Accepted {
+    qpn: u32,
+    eecn: u32,
+    initiator_depth: u8,
+    flow_control: bool,
+    srq: bool,
+}
+
+impl Accepted {
+    /// An XRC target says its number as that of an end-to-end context, issues nothing, and always has a shared receive queue.
+    fn of(qp_type: QpType, param: &ConnectionParam) -> Accepted {
+        match qp_type {
+            QpType::Rc | QpType::Uc => Accepted {
+                qpn: param.qpn,
+                eecn: 0,
+                initiator_depth: param.initiator_depth,
+                flow_control: param.flow_control,
+                srq: param.srq,
+            },
+            QpType::XrcInitiator | QpType::XrcTarget => {
+                Accepted { qpn: 0, eecn: param.qpn, initiator_depth: 0, flow_control: false, srq: true }
+            }
+        }
     }
 }
 

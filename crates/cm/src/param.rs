@@ -79,6 +79,10 @@ pub enum QpType {
     #[default]
     Rc,
     Uc,
+    /// The end of an XRC connection that sends requests (`IBV_QPT_XRC_SEND`); it connects.
+    XrcInitiator,
+    /// The end that takes them (`IBV_QPT_XRC_RECV`); it accepts.
+    XrcTarget,
 }
 
 /// `struct rdma_conn_param`.

@@ -271,7 +271,11 @@ impl Cm {
     fn replied(&mut self, now: Nanos, id: CmId, mad: &Mad, rep: &Rep) -> Result<(), DropReason> {
         let peer = Peer::of(&self.conn(id).path);
         let by_id = (rep.local_comm_id, rep.local_ca_guid, peer);
-        let by_qpn = (rep.local_qpn, rep.local_ca_guid, peer);
+        let qpn = match self.conn(id).param.qp_type {
+            QpType::Rc | QpType::Uc => rep.local_qpn,
+            QpType::XrcInitiator | QpType::XrcTarget => rep.local_eecn,
+        };
+        let by_qpn = (qpn, rep.local_ca_guid, peer);
         let stale = self.by_remote_qpn.get(&by_qpn).copied();
         if stale.is_some() || self.by_remote.contains_key(&by_id) || rep.local_comm_id == 0 {
             // The peer connects twice with one queue pair, or with one number (IBA 12.9.8.3.1).
@@ -289,18 +293,14 @@ impl Cm {
         self.stop(id);
         let conn = self.conn_mut(id);
         conn.state = State::RepRcvd;
-        conn.remote = Some(Remote {
-            comm_id: rep.local_comm_id,
-            ca_guid: rep.local_ca_guid,
-            qpn: rep.local_qpn,
-            psn: rep.starting_psn,
-        });
+        conn.remote =
+            Some(Remote { comm_id: rep.local_comm_id, ca_guid: rep.local_ca_guid, qpn, psn: rep.starting_psn });
         // What the peer issues at once is what we take at once, and the other way round.
         conn.param.responder_resources = rep.initiator_depth;
         conn.param.initiator_depth = rep.responder_resources;
         conn.param.rnr_retry_count = rep.rnr_retry_count;
         let param = ConnectionParam {
-            qpn: rep.local_qpn,
+            qpn,
             qp_type: conn.param.qp_type,
             srq: rep.srq,
             responder_resources: rep.initiator_depth,
@@ -453,9 +453,10 @@ struct Request {
 /// Whether a REQ asks for something that can be, and names its sender and us by the addresses that it came with.
 fn check_req(arrival: &Arrival, req: &Req) -> Result<Request, (RejReason, DropReason)> {
     let refuse = |reason| Err((reason, DropReason::Rejected(reason)));
-    let qp_type = match req.transport_service_type {
-        0 => QpType::Rc,
-        1 => QpType::Uc,
+    let qp_type = match (req.transport_service_type, req.extended_transport_type) {
+        (0, _) => QpType::Rc,
+        (1, _) => QpType::Uc,
+        (3, 1) => QpType::XrcTarget,
         _ => return refuse(RejReason::INVALID_TRANSPORT_TYPE),
     };
     let primary = &req.primary;

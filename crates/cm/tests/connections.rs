@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ferroce_cm::{CmError, Config, DropReason, EventKind, Owner, State, errno};
+use ferroce_cm::{CmError, Config, ConnectParam, ConnectionParam, DropReason, EventKind, Owner, QpType, State, errno};
 use ferroce_wire::mad::{Message, RejReason};
 
 /// One message is lost, or several: everything happens all the same, once, and soon.
@@ -545,5 +545,39 @@ fn what_is_not_established_is_not_kept() {
     for (host, id) in [(0, client), (1, server)] {
         assert!(matches!(net.hosts[host].established(id), Err(CmError::State { command: "established", .. })));
     }
+    net.end();
+}
+
+/// An XRC connection goes one way: the REQ promises nothing for the way back, and the REP names the target where an end-to-end context
+/// has its number.
+#[test]
+fn an_xrc_connection() {
+    let mut net = Net::new(2);
+    net.listen(1, 0);
+    let initiator = ConnectionParam { qp_type: QpType::XrcInitiator, ..param(0x11) };
+    let client = net.id(0);
+    let connect = ConnectParam { param: initiator, ..connect_param(0, 1, 0x11) };
+    net.at(0, |cm, now| cm.connect(now, client, &connect)).unwrap();
+    net.run(10 * MS);
+    let request = net.event(1);
+    let EventKind::ConnectRequest(said) = &request.kind else { panic!("{request:?}") };
+    let asked = said.param;
+    assert_eq!((asked.qp_type, asked.qpn, asked.initiator_depth), (QpType::XrcTarget, 0x11, 0));
+    let Message::Req(req) = net.last("REQ").message else { unreachable!() };
+    assert_eq!((req.transport_service_type, req.extended_transport_type), (3, 1));
+    assert_eq!((req.responder_resources, req.retry_count, req.rnr_retry_count, req.srq), (0, 0, 0, false));
+
+    net.at(1, |cm, now| cm.accept(now, request.id, &accept_param(1, 0x22))).unwrap();
+    net.run(10 * MS);
+    let Message::Rep(rep) = net.last("REP").message else { unreachable!() };
+    assert_eq!((rep.local_qpn, rep.local_eecn, rep.initiator_depth, rep.srq), (0, 0x22, 0, true));
+    let parameters = net.hosts[0].qp_parameters(client).unwrap();
+    assert_eq!((parameters.dest_qpn, parameters.qp_type), (0x22, QpType::XrcInitiator));
+
+    net.at(0, |cm, _| cm.establish(client)).unwrap();
+    net.at(0, |cm, now| cm.disconnect(now, client)).unwrap();
+    net.names(0);
+    net.run(10 * MS);
+    assert_eq!(net.names(1), ["ESTABLISHED", "DISCONNECTED"]);
     net.end();
 }

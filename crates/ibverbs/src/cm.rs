@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 
 use ferroce::cm::client::EventChannel;
-use ferroce::cm::protocol::{CmEvent, CmRequest, Detail, Ece, Param, Path};
+use ferroce::cm::protocol::{CmEvent, CmRequest, Detail, Ece, Param, Path, QpType};
 use ferroce::cm::route;
 use ferroce::{Client, ServiceError};
 
@@ -19,6 +19,7 @@ use crate::abi::cm::{
 use crate::abi::{ibv_device, ibv_gid};
 use crate::device::{DeviceObject, c_chars};
 use crate::entry::{Pointer, Refusal, Status, Verb, Void};
+use crate::qp::qp_type;
 use crate::{refusal, start};
 
 /// As `verb!`; the string is the function of librdmacm that programs know it by.
@@ -193,17 +194,39 @@ fn path_of(path: &ferroce_cm_path) -> Path {
     }
 }
 
-fn param_of(param: &ferroce_cm_param) -> Param {
-    Param {
+/// The connection manager's name of an `IBV_QPT_*`.
+fn qp_type_of(number: u8) -> Verb<QpType> {
+    match qp_type(number.into())? {
+        ferroce::QpType::Rc => Ok(QpType::Rc),
+        ferroce::QpType::Uc => Ok(QpType::Uc),
+        ferroce::QpType::XrcSend => Ok(QpType::XrcInitiator),
+        ferroce::QpType::XrcRecv => Ok(QpType::XrcTarget),
+        other => Err(Refusal::invalid(format!("queue pairs of type {other:?} do not connect"))),
+    }
+}
+
+/// The `IBV_QPT_*` of a connection's queue pair.
+fn qp_type_for_c(qp_type: QpType) -> u8 {
+    let name = match qp_type {
+        QpType::Rc => ferroce::QpType::Rc,
+        QpType::Uc => ferroce::QpType::Uc,
+        QpType::XrcInitiator => ferroce::QpType::XrcSend,
+        QpType::XrcTarget => ferroce::QpType::XrcRecv,
+    };
+    name as u8
+}
+
+fn param_of(param: &ferroce_cm_param) -> Verb<Param> {
+    Ok(Param {
         qpn: param.qpn,
-        uc: param.uc != 0,
+        qp_type: qp_type_of(param.qp_type)?,
         srq: param.srq != 0,
         responder_resources: param.responder_resources,
         initiator_depth: param.initiator_depth,
         flow_control: param.flow_control != 0,
         retry_count: param.retry_count,
         rnr_retry_count: param.rnr_retry_count,
-    }
+    })
 }
 
 fn ece_of(param: &ferroce_cm_param) -> Ece {
@@ -216,7 +239,7 @@ fn param_for_c(param: &Param, ece: Ece) -> ferroce_cm_param {
         qkey: 0,
         ece_vendor: ece.vendor_id,
         ece_options: ece.attr_mod,
-        uc: param.uc.into(),
+        qp_type: qp_type_for_c(param.qp_type),
         srq: param.srq.into(),
         responder_resources: param.responder_resources,
         initiator_depth: param.initiator_depth,
@@ -379,7 +402,7 @@ cm! {
             id,
             path: path_of(path),
             port,
-            param: param_of(param),
+            param: param_of(param)?,
             private_data: bytes(data, len),
             ece: ece_of(param),
         })
@@ -405,7 +428,7 @@ cm! {
         len: u8,
     ) -> Status {
         let param = given(param, "the parameters")?;
-        let (param, ece) = (param_of(param), ece_of(param));
+        let (param, ece) = (param_of(param)?, ece_of(param));
         ask(CmRequest::Accept { id, param, private_data: bytes(data, len), ece })
     }
 
@@ -458,7 +481,7 @@ cm! {
             max_rd_atomic: parameters.max_rd_atomic,
             retry_cnt: parameters.retry_cnt,
             rnr_retry: parameters.rnr_retry,
-            uc: parameters.uc.into(),
+            qp_type: qp_type_for_c(parameters.qp_type),
         })
     }
 

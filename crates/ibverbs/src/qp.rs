@@ -53,7 +53,7 @@ impl QpObject {
 }
 
 /// `enum ibv_qp_type`, as far as it is implemented.
-fn qp_type(number: u32) -> Verb<QpType> {
+pub(crate) fn qp_type(number: u32) -> Verb<QpType> {
     match number {
         2 => Ok(QpType::Rc),
         3 => Ok(QpType::Uc),

@@ -16,6 +16,8 @@ pub(crate) const PS_IB: c_int = 0x013f;
 pub(crate) const QPT_RC: c_int = 2;
 pub(crate) const QPT_UC: c_int = 3;
 pub(crate) const QPT_UD: c_int = 4;
+pub(crate) const QPT_XRC_SEND: c_int = 9;
+pub(crate) const QPT_XRC_RECV: c_int = 10;
 
 pub(crate) const UDP_QKEY: u32 = 0x0123_4567;
 

@@ -6,7 +6,7 @@ use std::ptr;
 use ferroce_abi::cm::ferroce_cm_param;
 use ferroce_abi::ibv_device_attr;
 
-use crate::abi::{QPT_UC, UDP_QKEY, rdma_cm_event, rdma_cm_id, rdma_conn_param};
+use crate::abi::{UDP_QKEY, rdma_cm_event, rdma_cm_id, rdma_conn_param};
 use crate::entry::{Call, Refusal, check, given, put, rdma};
 use crate::id::IdObject;
 use crate::{addr, event, id, qp, verbs};
@@ -71,7 +71,7 @@ fn param(id: &IdObject, wanted: &rdma_conn_param) -> Call<ferroce_cm_param> {
         qkey: UDP_QKEY,
         ece_vendor: ece.vendor_id,
         ece_options: ece.options,
-        uc: u8::from(qp_type == QPT_UC),
+        qp_type: qp_type as u8,
         srq: u8::from(srq != 0),
         flow_control: u8::from(wanted.flow_control != 0),
         retry_count: wanted.retry_count.min(RETRIES_MAX),

@@ -1,13 +1,17 @@
 //! Devices: each is opened once in a process, with one protection domain that all ids share.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::offset_of;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ferroce_abi::{ibv_context, ibv_device, ibv_pd};
+use ferroce_abi::consts::xrcd_init;
+use ferroce_abi::{ibv_context, ibv_device, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr, verbs_context};
 
 use crate::entry::{Call, Refusal, calloc, free, put, rdma};
 use crate::{fork, verbs};
+
+type OpenXrcd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd;
 
 /// An open device.
 #[derive(Clone, Copy)]
@@ -15,6 +19,8 @@ pub(crate) struct Opened {
     device: *mut ibv_device,
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
+    /// The XRC domain that ids share; NULL until one needs it.
+    xrcd: *mut ibv_xrcd,
 }
 
 // SAFETY: verbs may be called from any thread; the pointers are to objects that live as long as the process.
@@ -67,7 +73,7 @@ fn open(device: *mut ibv_device) -> Call<Opened> {
     if pd.is_null() {
         return Err(Refusal::last());
     }
-    let opened = Opened { device, context, pd };
+    let opened = Opened { device, context, pd, xrcd: ptr::null_mut() };
     devices.opened.push(opened);
     Ok(opened)
 }
@@ -75,6 +81,24 @@ fn open(device: *mut ibv_device) -> Call<Opened> {
 /// The protection domain that ids on a context share.
 pub(crate) fn pd_of(context: *mut ibv_context) -> *mut ibv_pd {
     devices().opened.iter().find(|known| known.context == context).map_or(ptr::null_mut(), |known| known.pd)
+}
+
+/// The XRC domain that ids on a context share, opened for the first.
+pub(crate) fn xrcd_of(context: *mut ibv_context) -> Call<*mut ibv_xrcd> {
+    let mut devices = devices();
+    let known = devices
+        .opened
+        .iter_mut()
+        .find(|known| known.context == context)
+        .ok_or_else(|| Refusal::new(libc::ENODEV, "the device was not opened by librdmacm"))?;
+    if known.xrcd.is_null() {
+        let mut attr = ibv_xrcd_init_attr { comp_mask: xrcd_init::ALL, fd: -1, oflags: libc::O_CREAT };
+        let open = verbs::slot::<OpenXrcd>(context, offset_of!(verbs_context, open_xrcd))
+            .ok_or_else(|| Refusal::new(libc::EOPNOTSUPP, "the device has no XRC domains"))?;
+        // SAFETY: a function of that type; an open context, and attributes of ours.
+        known.xrcd = unsafe { open(context, &raw mut attr) };
+    }
+    if known.xrcd.is_null() { Err(Refusal::last()) } else { Ok(known.xrcd) }
 }
 
 rdma! {

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use ferroce_abi::cm::{DETAIL_DATAGRAM, DETAIL_REQUEST, PRIVATE_DATA_MAX, ferroce_cm_event, ferroce_cm_kept};
 use ferroce_abi::{ibv_ah_attr, ibv_ece};
 
-use crate::abi::{
-    QPT_RC, QPT_UC, QPT_UD, event, rdma_cm_event, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param,
-};
+use crate::abi::{QPT_UD, event, rdma_cm_event, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, enter, put};
 use crate::id::{self, Counted, Fresh, IdObject};
@@ -156,11 +154,12 @@ fn request<'a>(listener: &IdObject, said: &ferroce_cm_event) -> Call<&'a IdObjec
     };
     // SAFETY: fields that the program sets before it listens.
     let (context, ps) = unsafe { ((*listener.as_ptr()).context, (*listener.as_ptr()).ps) };
-    let qp_type = match (said.datagram, said.param.uc) {
-        (0, 0) => QPT_RC,
-        (0, _) => QPT_UC,
-        _ => QPT_UD,
-    };
+    let qp_type = if said.datagram == 0 { said.param.qp_type.into() } else { QPT_UD };
+    // SAFETY: a field that the program does not change.
+    let wanted = unsafe { (*listener.as_ptr()).qp_type };
+    if qp_type != wanted {
+        return Err(Refusal::invalid(format!("a request for queue pair type {qp_type}; the listener's is {wanted}")));
+    }
     let fresh = Fresh { number: said.id, channel, is_sync: false, context, ps, qp_type };
     // SAFETY: just made; it lives until the program destroys it.
     let object = unsafe { &*IdObject::publish(fresh) };

@@ -10,7 +10,8 @@ use ferroce_abi::cm::{ferroce_cm_kept, ferroce_cm_path};
 use ferroce_abi::{ibv_ece, ibv_pd, ibv_qp_init_attr};
 
 use crate::abi::{
-    PS_IB, PS_IPOIB, PS_TCP, PS_UDP, QPT_RC, QPT_UC, QPT_UD, event, rdma_cm_event, rdma_cm_id, rdma_event_channel,
+    PS_IB, PS_IPOIB, PS_TCP, PS_UDP, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, event, rdma_cm_event,
+    rdma_cm_id, rdma_event_channel,
 };
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
@@ -355,11 +356,18 @@ pub(crate) fn check_space(ps: c_int, qp_type: c_int) -> Call<()> {
     if !matches!(ps, PS_TCP | PS_UDP | PS_IB | PS_IPOIB) {
         return Err(Refusal::new(libc::EPROTONOSUPPORT, format!("unknown port space {ps:#x}")));
     }
-    if !matches!(qp_type, QPT_RC | QPT_UC | QPT_UD) {
-        let what = format!("queue pair type {qp_type} cannot be connected; use IBV_QPT_RC, IBV_QPT_UC or IBV_QPT_UD");
-        return Err(Refusal::new(libc::EOPNOTSUPP, what));
+    match qp_type {
+        QPT_RC | QPT_UC | QPT_UD => Ok(()),
+        QPT_XRC_SEND | QPT_XRC_RECV if ps == PS_IB => Ok(()),
+        QPT_XRC_SEND | QPT_XRC_RECV => {
+            Err(Refusal::invalid("XRC queue pairs connect in the port space RDMA_PS_IB only (ai_port_space)"))
+        }
+        other => {
+            let what =
+                format!("queue pair type {other} cannot be connected; use IBV_QPT_RC, UC, UD, XRC_SEND or XRC_RECV");
+            Err(Refusal::new(libc::EOPNOTSUPP, what))
+        }
     }
-    Ok(())
 }
 
 rdma! {

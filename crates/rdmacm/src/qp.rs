@@ -5,12 +5,13 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ptr;
 
 use ferroce_abi::cm::{ferroce_cm_path, ferroce_cm_qp};
+use ferroce_abi::consts::{qp_init, srq_init};
 use ferroce_abi::{
     ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr,
     ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr, ibv_srq_init_attr_ex, verbs_context,
 };
 
-use crate::abi::{QPT_UD, UDP_QKEY, rdma_cm_id};
+use crate::abi::{QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, UDP_QKEY, rdma_cm_id};
 use crate::device;
 use crate::entry::{Call, Refusal, check, given, put, rdma};
 use crate::id::IdObject;
@@ -121,8 +122,11 @@ fn attributes(id: &IdObject, state: u32) -> Call<(ibv_qp_attr, c_int)> {
             attr.max_dest_rd_atomic = p.max_dest_rd_atomic;
             attr.min_rnr_timer = MIN_RNR_TIMER;
             let all = mask::STATE | mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
-            let rc = mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER;
-            Ok((attr, if p.uc != 0 { all } else { all | rc }))
+            let responder = match p.qp_type.into() {
+                QPT_RC | QPT_XRC_RECV => mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER,
+                _ => 0,
+            };
+            Ok((attr, all | responder))
         }
         RTS => {
             let p = parameters(id)?;
@@ -132,8 +136,12 @@ fn attributes(id: &IdObject, state: u32) -> Call<(ibv_qp_attr, c_int)> {
             attr.rnr_retry = p.rnr_retry;
             attr.max_rd_atomic = p.max_rd_atomic;
             let all = mask::STATE | mask::SQ_PSN;
-            let rc = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
-            Ok((attr, if p.uc != 0 { all } else { all | rc }))
+            let requester = match p.qp_type.into() {
+                QPT_RC | QPT_XRC_SEND => mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC,
+                QPT_XRC_RECV => mask::TIMEOUT,
+                _ => 0,
+            };
+            Ok((attr, all | requester))
         }
         other => Err(unknown(other)),
     }
@@ -193,9 +201,19 @@ fn own_cq(id: &IdObject, context: *mut ibv_context, size: u32) -> Call<(*mut ibv
     Ok((channel, cq))
 }
 
-/// Removes the completion queues that [`own_cq`] made.
+/// Whether the id is the target of an XRC connection.
+fn is_target(id: &IdObject) -> bool {
+    // SAFETY: a field that the program does not change.
+    unsafe { (*id.as_ptr()).qp_type == QPT_XRC_RECV }
+}
+
+/// Removes the completion queues that [`own_cq`] made. An XRC target's belongs to its shared receive queue, and goes with it.
 fn destroy_cqs(id: &IdObject) {
     let c = id.as_ptr();
+    // SAFETY: a field of the library's.
+    if is_target(id) && unsafe { !(*c).srq.is_null() } {
+        return;
+    }
     // SAFETY: the fields are the library's; the queue pair that used the queues is gone.
     unsafe {
         for (channel, cq) in [
@@ -262,15 +280,20 @@ fn make(
     Ok(())
 }
 
+/// Completion queues for what the program left to the library. An XRC target completes nothing itself: its queue is for the SRQ, if
+/// the program wants receives at all; an initiator receives nothing.
 fn fill_cqs(id: &IdObject, init: &mut ibv_qp_init_attr, context: *mut ibv_context) -> Call<()> {
     let c = id.as_ptr();
+    if is_target(id) {
+        return if init.cap.max_recv_wr == 0 { Ok(()) } else { target_cq(id, context, init.cap.max_recv_wr).map(drop) };
+    }
     if init.send_cq.is_null() {
         let (channel, cq) = own_cq(id, context, init.cap.max_send_wr)?;
         // SAFETY: the fields are the library's during calls about the id.
         unsafe { ((*c).send_cq_channel, (*c).send_cq) = (channel, cq) };
         init.send_cq = cq;
     }
-    if init.recv_cq.is_null() {
+    if init.recv_cq.is_null() && init.qp_type as c_int != QPT_XRC_SEND {
         let (channel, cq) = own_cq(id, context, init.cap.max_recv_wr)?;
         // SAFETY: as above.
         unsafe { ((*c).recv_cq_channel, (*c).recv_cq) = (channel, cq) };
@@ -279,17 +302,71 @@ fn fill_cqs(id: &IdObject, init: &mut ibv_qp_init_attr, context: *mut ibv_contex
     Ok(())
 }
 
+/// The completion queue of the SRQ of an XRC target.
+fn target_cq(id: &IdObject, context: *mut ibv_context, size: u32) -> Call<*mut ibv_cq> {
+    let c = id.as_ptr();
+    // SAFETY: the fields are the library's during calls about the id.
+    unsafe {
+        if (*c).recv_cq.is_null() {
+            ((*c).recv_cq_channel, (*c).recv_cq) = own_cq(id, context, size)?;
+        }
+        Ok((*c).recv_cq)
+    }
+}
+
 /// `rdma_create_qp`.
 pub(crate) fn create(id: &IdObject, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Call<()> {
+    if is_target(id) {
+        // SAFETY: pointers and integers, for which zero is a value.
+        let mut extended: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+        (extended.qp_context, extended.qp_type) = (init.qp_context, init.qp_type);
+        return make(id, init, pd, |pd, _| create_ex(pd, &mut extended));
+    }
     // SAFETY: a PD that was checked, and attributes with live objects.
     make(id, init, pd, |pd, init| unsafe { verbs::ibv_create_qp(pd, init) })
 }
 
-/// A function of the table below a context, if the library that made the context has it.
-fn slot<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
-    let whole = context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
-    // SAFETY: contexts of our libibverbs lie in a `verbs_context`; the offset is of a nullable function pointer in it.
-    unsafe { whole.wrapping_byte_add(offset).cast::<Option<T>>().read() }
+/// `ibv_create_qp_ex`: an XRC target is in a domain instead of a PD, by default in that of the library.
+fn create_ex(pd: *mut ibv_pd, extended: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: a live PD.
+    let context = unsafe { (*pd).context };
+    if extended.qp_type as c_int == QPT_XRC_RECV {
+        if extended.comp_mask & qp_init::XRCD == 0 || extended.xrcd.is_null() {
+            let Ok(domain) = device::xrcd_of(context) else { return ptr::null_mut() };
+            extended.xrcd = domain;
+        }
+        extended.comp_mask = extended.comp_mask & !qp_init::PD | qp_init::XRCD;
+    } else {
+        (extended.pd, extended.comp_mask) = (pd, extended.comp_mask | qp_init::PD);
+    }
+    match verbs::slot::<CreateQpEx>(context, offset_of!(verbs_context, create_qp_ex)) {
+        // SAFETY: a function of that type; attributes with live objects.
+        Some(create) => unsafe { create(context, extended) },
+        None => ptr::null_mut(),
+    }
+}
+
+/// `rdma_create_srq_ex`.
+fn create_srq(id: &IdObject, extended: &mut ibv_srq_init_attr_ex) -> Call<c_int> {
+    let given_pd = if extended.comp_mask & srq_init::PD != 0 { extended.pd } else { ptr::null_mut() };
+    let pd = srq_pd(id, given_pd)?;
+    (extended.pd, extended.comp_mask) = (pd, extended.comp_mask | srq_init::PD);
+    // SAFETY: a live PD.
+    let context = unsafe { (*pd).context };
+    if extended.comp_mask & srq_init::TYPE != 0 && extended.srq_type == srq_init::TYPE_XRC {
+        if extended.comp_mask & srq_init::XRCD == 0 || extended.xrcd.is_null() {
+            extended.xrcd = device::xrcd_of(context)?;
+        }
+        if extended.comp_mask & srq_init::CQ == 0 || extended.cq.is_null() {
+            extended.cq = target_cq(id, context, extended.attr.max_wr)?;
+        }
+        extended.comp_mask |= srq_init::XRCD | srq_init::CQ;
+    }
+    let create = verbs::slot::<CreateSrqEx>(context, offset_of!(verbs_context, create_srq_ex))
+        .ok_or_else(|| Refusal::new(libc::EOPNOTSUPP, "extended SRQs are not available"))?;
+    // SAFETY: a function of that type; attributes with live objects.
+    let srq = unsafe { create(context, extended) };
+    set_srq(id, pd, srq)
 }
 
 type CreateQpEx = unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
@@ -310,24 +387,16 @@ rdma! {
 
     /// `rdma_create_qp_ex(3)`.
     fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
-        const MASK_PD: u32 = 1;
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
         // SAFETY: as above.
         let mut extended = *unsafe { given(attr, "qp_init_attr") }?;
-        let pd = if extended.comp_mask & MASK_PD != 0 { extended.pd } else { ptr::null_mut() };
+        let pd = if extended.comp_mask & qp_init::PD != 0 { extended.pd } else { ptr::null_mut() };
         // SAFETY: the extended attributes start with the plain ones.
         let mut init = unsafe { *ptr::from_ref(&extended).cast::<ibv_qp_init_attr>() };
         make(object, &mut init, pd, |pd, init| {
-            // SAFETY: a live PD.
-            let context = unsafe { (*pd).context };
             (extended.send_cq, extended.recv_cq, extended.srq) = (init.send_cq, init.recv_cq, init.srq);
-            (extended.pd, extended.comp_mask) = (pd, extended.comp_mask | MASK_PD);
-            match slot::<CreateQpEx>(context, offset_of!(verbs_context, create_qp_ex)) {
-                // SAFETY: a function of that type; attributes with live objects.
-                Some(create) => unsafe { create(context, &raw mut extended) },
-                None => ptr::null_mut(),
-            }
+            create_ex(pd, &mut extended)
         })?;
         // SAFETY: by the contract of the function.
         unsafe { put(attr, extended) }?;
@@ -347,7 +416,17 @@ rdma! {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
         // SAFETY: as above.
-        unsafe { given(attr, "the SRQ's attributes") }?;
+        let init = *unsafe { given(attr, "the SRQ's attributes") }?;
+        if is_target(object) {
+            // SAFETY: pointers and integers, for which zero is a value.
+            let mut extended: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
+            (extended.srq_context, extended.attr, extended.pd) = (init.srq_context, init.attr, pd);
+            (extended.comp_mask, extended.srq_type) = (srq_init::TYPE | srq_init::PD, srq_init::TYPE_XRC);
+            create_srq(object, &mut extended)?;
+            // SAFETY: as above.
+            unsafe { put(attr, ibv_srq_init_attr { attr: extended.attr, ..init }) }?;
+            return Ok(0);
+        }
         let pd = srq_pd(object, pd)?;
         // SAFETY: a live PD, and attributes of the program.
         set_srq(object, pd, unsafe { verbs::ibv_create_srq(pd, attr) })
@@ -355,21 +434,11 @@ rdma! {
 
     /// `rdma_create_srq_ex(3)`.
     fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-        const MASK_PD: u32 = 2;
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
         // SAFETY: as above.
         let mut extended = *unsafe { given(attr, "the SRQ's attributes") }?;
-        let given_pd = if extended.comp_mask & MASK_PD != 0 { extended.pd } else { ptr::null_mut() };
-        let pd = srq_pd(object, given_pd)?;
-        (extended.pd, extended.comp_mask) = (pd, extended.comp_mask | MASK_PD);
-        // SAFETY: a live PD.
-        let context = unsafe { (*pd).context };
-        let create = slot::<CreateSrqEx>(context, offset_of!(verbs_context, create_srq_ex))
-            .ok_or_else(|| Refusal::new(libc::EOPNOTSUPP, "extended SRQs are not available"))?;
-        // SAFETY: a function of that type; attributes with live objects.
-        let srq = unsafe { create(context, &raw mut extended) };
-        set_srq(object, pd, srq)
+        create_srq(object, &mut extended)
     }
 
     /// `rdma_destroy_srq(3)`.
@@ -418,6 +487,9 @@ pub(crate) fn destroy_srq(id: &IdObject) {
             verbs::ibv_destroy_srq((*c).srq);
             (*c).srq = ptr::null_mut();
         }
+    }
+    if is_target(id) && qp_of(id).is_null() {
+        destroy_cqs(id);
     }
 }
 

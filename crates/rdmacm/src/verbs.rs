@@ -1,11 +1,12 @@
 //! What `libibverbs.so.1` gives: verbs, and the connection manager.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
 
 use ferroce_abi::cm::{ferroce_cm_event, ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp};
 use ferroce_abi::{
     ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
-    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
+    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr, verbs_context,
 };
 use libc::{sockaddr, sockaddr_storage};
 
@@ -92,4 +93,11 @@ unsafe extern "C" {
     pub(crate) fn ferroce_cm_keep(id: u64, place: *mut ferroce_cm_kept) -> c_int;
     pub(crate) fn ferroce_cm_adopt(channel: *const c_void, kept: *const ferroce_cm_kept, id: *mut u64) -> c_int;
     pub(crate) fn ferroce_cm_tell(function: *const c_char, errno: c_int, sentence: *const c_char);
+}
+
+/// A function of the table below a context, if the library that made the context has it.
+pub(crate) fn slot<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
+    let whole = context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
+    // SAFETY: contexts of our libibverbs lie in a `verbs_context`; the offset is of a nullable function pointer in it.
+    unsafe { whole.wrapping_byte_add(offset).cast::<Option<T>>().read() }
 }

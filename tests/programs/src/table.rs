@@ -293,6 +293,7 @@ pub static ROWS: &[Row] = &[
     connection("udaddy", "-c 4 -C 10 -p 0x2"),
     connection("rdma_client", ""),
     connection("rdma_xclient", "-c r"),
+    connection("rdma_xclient", "-c x"),
     // rsockets.
     connection("rstream", "-T b -T v -S 70000 -I 20 -C 20"),
     connection("rstream", "-T n -T v -S 70000 -I 20 -C 20"),

@@ -252,13 +252,23 @@ pub enum Detail {
     },
 }
 
+/// Types of queue pairs that connect; see [`cm::QpType`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum QpType {
+    #[default]
+    Rc,
+    Uc,
+    XrcInitiator,
+    XrcTarget,
+}
+
 /// `struct rdma_conn_param` without private data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Param {
     pub qpn: u32,
-    /// UC instead of RC.
-    pub uc: bool,
+    pub qp_type: QpType,
     pub srq: bool,
     pub responder_resources: u8,
     pub initiator_depth: u8,
@@ -304,7 +314,7 @@ pub struct QpParameters {
     pub max_rd_atomic: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
-    pub uc: bool,
+    pub qp_type: QpType,
 }
 
 /// An established connection, for the service that comes after a crash.
@@ -367,11 +377,33 @@ impl Kept {
     }
 }
 
+impl From<QpType> for cm::QpType {
+    fn from(qp_type: QpType) -> cm::QpType {
+        match qp_type {
+            QpType::Rc => cm::QpType::Rc,
+            QpType::Uc => cm::QpType::Uc,
+            QpType::XrcInitiator => cm::QpType::XrcInitiator,
+            QpType::XrcTarget => cm::QpType::XrcTarget,
+        }
+    }
+}
+
+impl From<cm::QpType> for QpType {
+    fn from(qp_type: cm::QpType) -> QpType {
+        match qp_type {
+            cm::QpType::Rc => QpType::Rc,
+            cm::QpType::Uc => QpType::Uc,
+            cm::QpType::XrcInitiator => QpType::XrcInitiator,
+            cm::QpType::XrcTarget => QpType::XrcTarget,
+        }
+    }
+}
+
 impl From<Param> for cm::ConnectionParam {
     fn from(param: Param) -> cm::ConnectionParam {
         cm::ConnectionParam {
             qpn: param.qpn,
-            qp_type: if param.uc { cm::QpType::Uc } else { cm::QpType::Rc },
+            qp_type: param.qp_type.into(),
             srq: param.srq,
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
@@ -386,7 +418,7 @@ impl From<cm::ConnectionParam> for Param {
     fn from(param: cm::ConnectionParam) -> Param {
         Param {
             qpn: param.qpn,
-            uc: param.qp_type == cm::QpType::Uc,
+            qp_type: param.qp_type.into(),
             srq: param.srq,
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
@@ -449,7 +481,7 @@ impl From<cm::QpParameters> for QpParameters {
             max_rd_atomic: parameters.max_rd_atomic,
             retry_cnt: parameters.retry_cnt,
             rnr_retry: parameters.rnr_retry,
-            uc: parameters.qp_type == cm::QpType::Uc,
+            qp_type: parameters.qp_type.into(),
         }
     }
 }
@@ -513,7 +545,7 @@ mod tests {
 
     const PARAM: Param = Param {
         qpn: 0xff_ffff,
-        uc: true,
+        qp_type: QpType::Uc,
         srq: true,
         responder_resources: 255,
         initiator_depth: 255,
