@@ -249,13 +249,7 @@ fn judge(line: &Line, program: &Finished) -> Result<(), Failure> {
             // The server of a one-way test measures nothing and prints an empty table.
             if rows.is_empty() && program.name.starts_with("client") { fail("printed no result") } else { Ok(()) }
         }
-        Kind::Connection => {
-            program.check_stderr(connection::REMARKS)?;
-            match connection::result(line.row.program, line.row.options, &program.name) {
-                text if program.stdout.contains(&text) => Ok(()),
-                text => fail(&format!("did not print {text:?}")),
-            }
-        }
+        Kind::Connection => connection::judge(line.row.program, line.row.options, program),
         Kind::Death if program.name.starts_with("server") => program.check_stderr(&[]),
         Kind::Own | Kind::Compared | Kind::Death => {
             program.check_stderr(&[])?;

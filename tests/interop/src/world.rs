@@ -210,7 +210,13 @@ impl World {
     /// A `ferroce status --json` in the namespace of the wire.
     pub fn status(&self) -> Command {
         let args = ["status".into(), "--json".into()];
-        self.launcher.plain(Some(self.namespace.name()), &[], self.launcher.ferroce().as_os_str(), &args)
+        self.launcher.plain(
+            Some(self.namespace.name()),
+            Identity::Ordinary,
+            &[],
+            self.launcher.ferroce().as_os_str(),
+            &args,
+        )
     }
 
     /// Captures into `file` what passes the tap.

@@ -1,7 +1,10 @@
 //! How programs of rdmacm-utils are called, and what they print.
 
+use crate::failure::Failure;
+use crate::process::Finished;
+
 /// What rping says on stderr when all is well.
-pub const REMARKS: &[&str] = &["DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
+const REMARKS: &[&str] = &["DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
 
 /// The program of the other end.
 pub fn server(client: &'static str) -> &'static str {
@@ -32,7 +35,7 @@ pub fn arguments(program: &str, options: &str, port: u16, address: &str, to: Opt
 }
 
 /// What an end prints when all went well. `name` is that of the process.
-pub fn result(program: &str, options: &str, name: &str) -> String {
+fn result(program: &str, options: &str, name: &str) -> String {
     let is_client = name.starts_with("client");
     match program {
         // The last of its tests.
@@ -46,4 +49,14 @@ pub fn result(program: &str, options: &str, name: &str) -> String {
         "rdma_client" => "rdma_server: end 0".to_owned(),
         _ => "rdma_xserver: end 0".to_owned(),
     }
+}
+
+/// Judges what one end printed. Its exit code was 0.
+pub fn judge(program: &str, options: &str, finished: &Finished) -> Result<(), Failure> {
+    finished.check_stderr(REMARKS)?;
+    let text = result(program, options, &finished.name);
+    if finished.stdout.contains(&text) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{} did not print {text:?}", finished.name)).with(finished.report()))
 }

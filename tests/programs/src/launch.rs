@@ -198,8 +198,15 @@ impl Launcher {
     }
 
     /// A command that runs `program` as it is, without Ferroce's library: commands of Ferroce itself.
-    pub fn plain(&self, netns: Option<&str>, env: &[(&str, &str)], program: &OsStr, args: &[OsString]) -> Command {
-        let mut words = self.wrapper(netns, Identity::Ordinary);
+    pub fn plain(
+        &self,
+        netns: Option<&str>,
+        identity: Identity,
+        env: &[(&str, &str)],
+        program: &OsStr,
+        args: &[OsString],
+    ) -> Command {
+        let mut words = self.wrapper(netns, identity);
         words.push(program.to_owned());
         words.extend_from_slice(args);
         self.bare(words, env)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::connection;
 use crate::failure::Failure;
-use crate::launch::Launcher;
+use crate::launch::{Identity, Launcher};
 use crate::parse;
 use crate::place::{Family, Host, Wire};
 use crate::process::{Finished, Running, wait_all};
@@ -87,7 +87,7 @@ fn pairs(row: &'static Row, wire: &Wire, launcher: &Launcher) -> Result<(), Fail
             let ferroce = launcher.ferroce();
             let host = &wire.server;
             let args = ["status".into(), "--json".into()];
-            let status = || launcher.plain(host.netns(), host.env, ferroce.as_os_str(), &args);
+            let status = || launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &args);
             server.wait_connectable(status, UNTIL_LISTENING)?;
         } else {
             server.wait_listening(port, UNTIL_LISTENING)?;
@@ -195,13 +195,7 @@ fn judge(row: &Row, path_mtu: u32, program: &Finished) -> Result<(), Failure> {
                 None => Ok(()),
             }
         }
-        Kind::Connection => {
-            program.check_stderr(connection::REMARKS)?;
-            match connection::result(row.program, row.options, &program.name) {
-                text if program.stdout.contains(&text) => Ok(()),
-                text => fail(format!("did not print {text:?}")),
-            }
-        }
+        Kind::Connection => connection::judge(row.program, row.options, program),
         Kind::Own => {
             program.check_stderr(&[])?;
             match program.stdout.lines().last() {

@@ -31,7 +31,8 @@ pub(super) fn mckey(world: &World<'_>) -> Result<(), Failure> {
             let mut receiver = start(world, role, host, "mckey", &[&call[..], &["-b", host.address]].concat())?;
             let ferroce = world.launcher.ferroce();
             let words = ["status".into(), "--json".into()];
-            let status = || world.launcher.plain(host.netns(), host.env, ferroce.as_os_str(), &words);
+            let status =
+                || world.launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &words);
             receiver.wait_member(status, UNTIL_LISTENING)?;
             receivers.push(receiver);
         }

@@ -10,6 +10,7 @@ mod pairs;
 mod rsocket;
 mod seen;
 mod sysfs;
+mod users;
 mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,7 +70,9 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("fork", HOST_AND_VETH, pairs::fork),
     scenario("fork-and-exec", HOST_AND_VETH, pairs::fork_and_exec),
     scenario("setuid", VETH, pairs::setuid),
-    scenario("two-users", HOST_AND_VETH, pairs::two_users),
+    scenario("two-users", HOST_AND_VETH, users::two_users),
+    scenario("two-users-connect-by-root", HOST_AND_VETH, users::connections_by_root),
+    scenario("two-users-connect-by-one", HOST_AND_VETH, users::connections_by_one_of_them),
     scenario("python-multiprocessing", HOST, pairs::python),
     scenario("qps-10000", HOST, pairs::many_qps),
     scenario("leak", HOST, pairs::leak),
@@ -202,7 +205,7 @@ impl World<'_> {
     fn start_ferroce(&self, host: &Host, args: &[&str]) -> Result<Running, Failure> {
         let args: Vec<_> = args.iter().map(Into::into).collect();
         let ferroce = self.launcher.ferroce();
-        let command = self.launcher.plain(host.netns(), host.env, OsStr::new(&ferroce), &args);
+        let command = self.launcher.plain(host.netns(), Identity::Ordinary, host.env, OsStr::new(&ferroce), &args);
         Running::start("ferroce", command, &self.launcher.output())
     }
 }

@@ -7,7 +7,7 @@ use crate::compile;
 use crate::failure::Failure;
 use crate::launch::Identity;
 use crate::line;
-use crate::process::{Finished, Running, wait_all};
+use crate::process::{Running, wait_all};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -78,28 +78,6 @@ pub(super) fn setuid(world: &World<'_>) -> Result<(), Failure> {
     let (server, client) =
         world.start_pair_as(&[], "traffic", (Identity::Root, &server), (Identity::Ordinary, &["-D", "4"]))?;
     all_ok(&wait_all(vec![server, client], 2 * MINUTE)?)
-}
-
-/// Programs of two users, whom root's services serve.
-pub(super) fn two_users(world: &World<'_>) -> Result<(), Failure> {
-    // In a namespace where no other user's service runs yet.
-    let wire = world.wire.place.make()?;
-    let world = World { wire: &wire, launcher: world.launcher };
-    let ferroced = world.launcher.ferroce().with_file_name("ferroced");
-    let ferroced = ferroced.to_str().expect("temporary folders have plain names");
-    // One service where both hosts are one: whoever comes second ends at once, and well.
-    let services = [&wire.server, &wire.client].map(|host| {
-        let idle = [("FERROCE_SERVICE_IDLE_S", "2")];
-        let mut service = world.start("service", host, Identity::Root, &idle, ferroced, &["--ready"])?;
-        service.wait_printed("\n", MINUTE)?;
-        Ok(service)
-    });
-    let (first, second) = ((Identity::Ordinary, &["-D", "3"][..]), (Identity::Other, &["-D", "3"][..]));
-    let (server, client) = world.start_pair_as(&[], "traffic", first, second)?;
-    all_ok(&wait_all(vec![server, client], 2 * MINUTE)?)?;
-    // They end by themselves: nothing of the users' programs is held.
-    let services = services.into_iter().collect::<Result<Vec<_>, Failure>>()?;
-    wait_all(services, MINUTE)?.iter().try_for_each(Finished::check_success)
 }
 
 /// Python's multiprocessing under traffic, with Debian's pyverbs.

@@ -84,7 +84,7 @@ fn connectable(world: &World<'_>, program: &str, args: &[&str]) -> Result<Runnin
     let host = &world.wire.server;
     let ferroce = world.launcher.ferroce();
     let words = ["status".into(), "--json".into()];
-    let status = || world.launcher.plain(host.netns(), host.env, ferroce.as_os_str(), &words);
+    let status = || world.launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &words);
     server.wait_connectable(status, UNTIL_LISTENING)?;
     Ok(server)
 }

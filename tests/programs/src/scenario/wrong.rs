@@ -88,7 +88,8 @@ pub(super) fn port_held(world: &World<'_>) -> Result<(), Failure> {
                   time.sleep(1000)\n";
     let mut holder = {
         let args = ["-c".into(), script.into()];
-        let command = world.launcher.plain(wire.server.netns(), &[], "/usr/bin/python3".as_ref(), &args);
+        let command =
+            world.launcher.plain(wire.server.netns(), Identity::Ordinary, &[], "/usr/bin/python3".as_ref(), &args);
         Running::start("holder", command, &world.launcher.output())?
     };
     holder.wait_printed("bound", SOON)?;
