@@ -1,5 +1,6 @@
 //! What a program uses to talk to the service.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -147,10 +148,17 @@ impl Client {
     /// # Errors
     /// EINVAL: not a multicast address, or not a lane of this program. ENODEV: no such interface. ENOMEM: too many groups.
     pub fn join_group(&self, lane: u16, group: IpAddr, ifindex: u32) -> Result<(), ServiceError> {
-        match self.connection.request(Request::JoinGroup { lane, group, ifindex })? {
-            (Reply::Joined, _) => Ok(()),
-            (other, _) => Err(unexpected(&other)),
+        // Before it is asked for: the next service hears of it, should this one die meanwhile.
+        self.connection.note_groups(lane, |groups| groups.insert((group, ifindex)));
+        let joined = match self.connection.request(Request::JoinGroup { lane, group, ifindex }) {
+            Ok((Reply::Joined, _)) => Ok(()),
+            Ok((other, _)) => Err(unexpected(&other)),
+            Err(error) => Err(error),
+        };
+        if joined.is_err() {
+            self.connection.note_groups(lane, |groups| groups.remove(&(group, ifindex)));
         }
+        joined
     }
 
     /// Ends that.
@@ -158,6 +166,7 @@ impl Client {
     /// # Errors
     /// EINVAL: not a lane of this program.
     pub fn leave_group(&self, lane: u16, group: IpAddr, ifindex: u32) -> Result<(), ServiceError> {
+        self.connection.note_groups(lane, |groups| groups.remove(&(group, ifindex)));
         match self.connection.request(Request::LeaveGroup { lane, group, ifindex })? {
             (Reply::Left, _) => Ok(()),
             (other, _) => Err(unexpected(&other)),
@@ -262,6 +271,14 @@ impl Connection {
         let mut leases = self.leases.lock();
         leases.retain(|lease| lease.strong_count() > 0);
         leases.push(Arc::downgrade(held));
+    }
+
+    /// Changes what is known of the multicast groups of a lane, if it is one of this program.
+    fn note_groups(&self, lane: u16, change: impl FnOnce(&mut BTreeSet<(IpAddr, u32)>) -> bool) {
+        let lease = self.leases.lock().iter().filter_map(Weak::upgrade).find(|held| held.lane == lane);
+        if let Some(held) = lease {
+            change(&mut held.groups.lock());
+        }
     }
 
     /// Goes over to the next service, with all lanes.
@@ -562,6 +579,8 @@ struct Held {
     /// A copy of the receive socket; None: another user's service gave none.
     rx: Option<OwnedFd>,
     relay: Mutex<OwnedFd>,
+    /// Multicast groups and their interfaces.
+    groups: Mutex<BTreeSet<(IpAddr, u32)>>,
     /// Readable when the relay has something: an epoll set, so that it stays the same for those who sleep on it.
     arrived: OwnedFd,
 }
@@ -571,7 +590,7 @@ impl Held {
         let rx = rx.first().map(|rx| rustix::io::fcntl_dupfd_cloexec(rx, 3)).transpose()?;
         let arrived = rustix::io::fcntl_dupfd_cloexec(epoll::create(epoll::CreateFlags::CLOEXEC)?, 3)?;
         epoll::add(&arrived, &relay, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(Held { lane, lease, rx, relay: Mutex::new(relay), arrived })
+        Ok(Held { lane, lease, rx, relay: Mutex::new(relay), groups: Mutex::default(), arrived })
     }
 
     /// Offers the lane to the service at the other end of `line`. Its refusal is told in the log only: the process goes on with
@@ -582,7 +601,8 @@ impl Held {
         match line.exchange(request, &rx) {
             Ok((Reply::Reclaimed { .. }, mut descriptors)) if !descriptors.is_empty() => {
                 let failed = |errno| ServiceError::system("cannot use the relay of a lane", errno);
-                self.change_relay(&descriptors.swap_remove(0)).map_err(failed)
+                self.change_relay(&descriptors.swap_remove(0)).map_err(failed)?;
+                self.join_again(line)
             }
             Ok((other, _)) => Err(unexpected(&other)),
             Err(Failure::Refused(error)) => {
@@ -591,6 +611,20 @@ impl Held {
             }
             Err(Failure::Lost(error)) => Err(error),
         }
+    }
+
+    /// Tells the service of the lane's groups: the socket is still in them, but not all that is sent to them comes to it by itself.
+    fn join_again(&self, line: &mut Line) -> Result<(), ServiceError> {
+        let groups = self.groups.lock().clone();
+        for (group, ifindex) in groups {
+            match line.exchange(Request::JoinGroup { lane: self.lane, group, ifindex }, &[]) {
+                Ok((Reply::Joined, _)) => {}
+                Ok((other, _)) => return Err(unexpected(&other)),
+                Err(Failure::Refused(error)) => log::error!("lane {} is out of {group}: {error}", self.lane),
+                Err(Failure::Lost(error)) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Puts another socket in the relay's place, under the same number.

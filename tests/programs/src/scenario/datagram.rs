@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::World;
+use super::{World, death};
 use crate::failure::Failure;
 use crate::launch::Identity;
 use crate::line::{UNTIL_LISTENING, next_port};
@@ -25,26 +25,40 @@ pub(super) fn mckey(world: &World<'_>) -> Result<(), Failure> {
         ["-M", unmapped].to_vec(),
         ["-M", unmapped, "-c", "3", "-C", "1"].to_vec(),
     ];
-    for call in calls {
-        let mut receivers = Vec::new();
-        for (role, host) in [("server", &world.wire.server), ("client", &world.wire.client)] {
-            let mut receiver = start(world, role, host, "mckey", &[&call[..], &["-b", host.address]].concat())?;
-            let ferroce = world.launcher.ferroce();
-            let words = ["status".into(), "--json".into()];
-            let status =
-                || world.launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &words);
-            receiver.wait_member(status, UNTIL_LISTENING)?;
-            receivers.push(receiver);
-        }
-        let host = &world.wire.client;
-        let sender = start(world, "sender", host, "mckey", &[&call[..], &["-s", "-b", host.address]].concat())?;
-        receivers.push(sender);
-        for program in wait_all(receivers, MINUTE)? {
-            program.check_stderr(&[])?;
-            has(&program, "return status 0")?;
-        }
+    calls.iter().try_for_each(|call| send(world, call, receivers(world, call)?))
+}
+
+/// Who is in a group stays there when the service dies, and gets what is sent afterwards.
+pub(super) fn mckey_kill_service(world: &World<'_>) -> Result<(), Failure> {
+    let call = ["-m", "239.255.71.3", "-c", "2", "-C", "10"];
+    let receivers = receivers(world, &call)?;
+    death::end_services(world)?;
+    send(world, &call, receivers)
+}
+
+/// Members of a group on both hosts.
+fn receivers(world: &World<'_>, call: &[&str]) -> Result<Vec<Running>, Failure> {
+    let mut receivers = Vec::new();
+    for (role, host) in [("server", &world.wire.server), ("client", &world.wire.client)] {
+        let mut receiver = start(world, role, host, "mckey", &[call, &["-b", host.address]].concat())?;
+        let ferroce = world.launcher.ferroce();
+        let words = ["status".into(), "--json".into()];
+        let status = || world.launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &words);
+        receiver.wait_member(status, UNTIL_LISTENING)?;
+        receivers.push(receiver);
     }
-    Ok(())
+    Ok(receivers)
+}
+
+/// Sends to the group. All end well.
+fn send(world: &World<'_>, call: &[&str], receivers: Vec<Running>) -> Result<(), Failure> {
+    let host = &world.wire.client;
+    let sender = start(world, "sender", host, "mckey", &[call, &["-s", "-b", host.address]].concat())?;
+    let running = receivers.into_iter().chain([sender]).collect();
+    wait_all(running, MINUTE)?.iter().try_for_each(|program| {
+        program.check_stderr(&[])?;
+        has(program, "return status 0")
+    })
 }
 
 /// Datagram rsockets: each way to call, and what is longer than a packet of the device.

@@ -139,7 +139,15 @@ fn kill_perftest(world: &World<'_>, victim: Running, mut survivor: Running) -> R
 pub(super) fn kill_service(world: &World<'_>) -> Result<(), Failure> {
     let (server, mut client) = world.start_pair("traffic", &["-D", "4"], &["-D", "4"])?;
     sleep(2 * A_WHILE);
-    // Keeper and worker; the worker is not named ferroced, as it is started by /proc/self/exe. None sees the other die.
+    end_services(world)?;
+    client.poll()?;
+    super::all_ok(&wait_all(vec![server, client], MINUTE)?)?;
+    pairs::works(world)
+}
+
+/// Kills keepers and workers, of whom none sees the other die.
+pub(super) fn end_services(world: &World<'_>) -> Result<(), Failure> {
+    // The worker is not named ferroced, as it is started by /proc/self/exe.
     let services: Vec<Pid> =
         world.wire.namespaces().iter().flat_map(|namespace| namespace.processes()).filter(is_service).collect();
     for signal in [Signal::STOP, Signal::KILL] {
@@ -147,9 +155,7 @@ pub(super) fn kill_service(world: &World<'_>) -> Result<(), Failure> {
             return Err(Failure::new(format!("keeper and worker cannot be ended: {services:?}")));
         }
     }
-    client.poll()?;
-    super::all_ok(&wait_all(vec![server, client], MINUTE)?)?;
-    pairs::works(world)
+    Ok(())
 }
 
 fn is_service(pid: &Pid) -> bool {

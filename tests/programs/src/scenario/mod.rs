@@ -81,6 +81,7 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("iperf3-over-rsockets", USUAL, rsocket::iperf3),
     scenario("fork-over-rsockets", HOST_AND_VETH, rsocket::fork),
     scenario("mckey", &["host-v4", "loop-v4", "veth1500-v4", "veth9000-v6"], datagram::mckey),
+    scenario("mckey-kill-service", HOST_AND_VETH, datagram::mckey_kill_service),
     scenario("udpong", USUAL, datagram::udpong),
     scenario("connections-2000", HOST_AND_VETH, connections::flood),
     scenario("pipe-ends", HOST, death::pipe_ends),
