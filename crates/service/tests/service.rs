@@ -539,11 +539,11 @@ fn wrong_requests_are_answered_with_what_is_wrong() {
         };
         messages.iter().map(answer).fold(String::new(), |_, last| last)
     };
-    let hello = r#"{"id":1,"body":{"Hello":{"version":3,"pid":1,"program":"\u001b[31mred"}}}"#;
+    let hello = r#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"\u001b[31mred"}}}"#;
     assert!(ask(&[hello]).contains("Welcome"));
     assert!(ask(&[r#"{"id":9,"body":"LeaseLane"}"#]).contains("not Hello"));
     assert!(ask(&[hello, hello]).contains("a second Hello"));
-    assert!(ask(&[&hello.replace(":3,\"pid", ":7,\"pid")]).contains("protocol version 3, this program 7"));
+    assert!(ask(&[&hello.replace(":4,\"pid", ":7,\"pid")]).contains("protocol version 4, this program 7"));
     assert!(ask(&["GET / HTTP/1.1\r\n"]).contains("not a request"));
     assert!(ask(&[&" ".repeat(5000)]).contains("longer than 4096 bytes"));
     assert!(ask(&[hello, r#"{"id":2,"body":{"ReleaseLane":{"lane":5}}}"#]).contains("lane 5 is not leased to this"));
@@ -556,7 +556,7 @@ fn a_client_that_reads_nothing_is_dropped() {
     let (_service, options) = host();
     let client = connect(&options);
     let raw = Raw::new(&options);
-    raw.send(br#"{"id":1,"body":{"Hello":{"version":3,"pid":1,"program":"deaf"}}}"#);
+    raw.send(br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"deaf"}}}"#);
     let request = br#"{"id":2,"body":{"Status":{"from":0}}}"#;
     let ended = (0..1_000_000).any(|_| rustix::net::send(&raw.0, request, SendFlags::NOSIGNAL).is_err());
     assert!(ended);
@@ -609,7 +609,7 @@ proptest! {
 
 /// Requests as they should be, as they nearly are, and noise.
 fn message() -> impl Strategy<Value = Vec<u8>> {
-    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":3,"pid":1,"program":"p"}}}"#.to_vec());
+    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"p"}}}"#.to_vec());
     let lease = Just(br#"{"id":2,"body":"LeaseLane"}"#.to_vec());
     let release =
         any::<u16>().prop_map(|lane| format!(r#"{{"id":3,"body":{{"ReleaseLane":{{"lane":{lane}}}}}}}"#).into());
