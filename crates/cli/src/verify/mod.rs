@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use self::case::{Case, Op, Transport, cases};
 use self::end::{End, SETTINGS, Verdict};
 use crate::output::{Out, Table, complain};
-use crate::rig::{Control, GREETING_PATIENCE, Partner, Peer, Place, Settings, listen};
+use crate::rig::{Client, Control, Partner, Peer, Place, Reception, Settings, listen};
 
 /// How often an unreliable message may be lost before its case is given up.
 const MAX_LOSSES: u32 = 3;
@@ -130,9 +130,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
 fn serve(args: &VerifyArgs) -> Result<u8> {
     let listener = listen(args.place.port)?;
     Out::new().line(Partner::greeting(listener.local_addr()?.port()))?;
+    let mut reception = Reception::open(listener, HELLO)?;
     loop {
-        let (stream, from) = listener.accept().context("cannot accept a TCP connection")?;
-        let result = Control::new(stream).and_then(|control| serve_client(args, control));
+        let client = reception.next()?;
+        let from = client.from;
+        let result = serve_client(args, client);
         if args.place.once {
             return result.map(|()| 0);
         }
@@ -142,8 +144,8 @@ fn serve(args: &VerifyArgs) -> Result<u8> {
     }
 }
 
-fn serve_client(args: &VerifyArgs, mut control: Control) -> Result<()> {
-    let greeting: Greeting = control.recv_greeting(HELLO, GREETING_PATIENCE)?;
+fn serve_client(args: &VerifyArgs, client: Client<Greeting>) -> Result<()> {
+    let Client { greeting, mut control, .. } = client;
     let settings = Settings { events: greeting.settings.events, ..SETTINGS };
     let mut end = End::open(&args.place, &control, settings)?;
     control.send(&end.introduction())?;
