@@ -30,7 +30,8 @@ use crate::sysfs::Sysfs;
 /// counters, device/net), /sys/class/infiniband_verbs, and /dev/infiniband with a character device for each. UCX, Mooncake and
 /// rdma-core's own tests look there. A preloaded library redirects what the C library is asked about these paths, so that it works in
 /// any container and without privilege; static programs and Go's, which do without the C library, do not see it: for these there is
-/// --sysfs=mount, which needs CAP_SYS_ADMIN. Devices are those of the start; counters are written once a second.
+/// --sysfs=mount, which needs CAP_SYS_ADMIN. Devices are those of the start; counters are written once a second. The folder behind it, in
+/// TMPDIR or /tmp, is removed after the command; if this process is killed, by the next one, once nothing of the command runs any more.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
