@@ -60,8 +60,8 @@ impl std::error::Error for Closed {}
 
 /// A line on stderr that starts with our name.
 pub(crate) fn complain(text: impl fmt::Display) {
-    // Nobody to tell if stderr is closed.
-    let _ = writeln!(io::stderr().lock(), "ferroce: {text}");
+    // In one piece: the second process of `--self` writes there, too. Nobody to tell if stderr is closed.
+    let _ = io::stderr().write_all(format!("ferroce: {text}\n").as_bytes());
 }
 
 /// Columns, two spaces apart, of widths that are known before all rows are: each row can be written as it comes.
