@@ -10,9 +10,10 @@ use crate::programs;
 
 /// Show the RDMA devices: interface, state, MTU and GIDs.
 ///
-/// Each network interface that is up and has an address is a device. PATH MTU is the largest path MTU that queue pairs
-/// may ask for. A last line says if no program can open them at present, and why. A program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0). An address may stand
-/// at several indices: 0, 1 and 3 are IPv4 wherever the interface has such an address, for recipes name them.
+/// Each network interface that is up and has an address is a device. PATH MTU is the largest path MTU that queue pairs may ask for. A
+/// program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0). An address may stand at several indices: 0, 1
+/// and 3 are IPv4 wherever the interface has such an address, for recipes name them. A last line says if no program can open a device at
+/// present, and why.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -60,8 +60,46 @@ impl std::error::Error for Closed {}
 
 /// A line on stderr that starts with our name.
 pub(crate) fn complain(text: impl fmt::Display) {
-    // Nobody to tell if stderr is closed.
-    let _ = writeln!(io::stderr().lock(), "ferroce: {text}");
+    // In one piece: the second process of `--self` writes there, too. Nobody to tell if stderr is closed.
+    let _ = io::stderr().write_all(format!("ferroce: {text}\n").as_bytes());
+}
+
+/// Columns, two spaces apart, of widths that are known before all rows are: each row can be written as it comes.
+pub(crate) struct Columns {
+    headings: Vec<&'static str>,
+    widths: Vec<usize>,
+    right: Vec<bool>,
+}
+
+impl Columns {
+    /// Headings with widths. A heading that starts with `>` names a column aligned to the right.
+    pub(crate) fn new(columns: &[(&'static str, usize)]) -> Columns {
+        Columns {
+            headings: columns.iter().map(|(heading, _)| heading.trim_start_matches('>')).collect(),
+            widths: columns.iter().map(|(_, width)| *width).collect(),
+            right: columns.iter().map(|(heading, _)| heading.starts_with('>')).collect(),
+        }
+    }
+
+    /// The line of the headings.
+    pub(crate) fn heading(&self) -> String {
+        aligned(&self.headings, &self.widths, &self.right)
+    }
+
+    /// A row of as many cells as there are headings.
+    pub(crate) fn row(&self, cells: &[String]) -> String {
+        assert_eq!(cells.len(), self.right.len(), "a row has the wrong number of cells");
+        aligned(cells, &self.widths, &self.right)
+    }
+}
+
+/// One line of cells, without blanks at its end.
+fn aligned(cells: &[impl AsRef<str>], widths: &[usize], right: &[bool]) -> String {
+    let cells = cells.iter().map(AsRef::as_ref).zip(widths).zip(right);
+    let cells: Vec<String> = cells
+        .map(|((cell, &width), &right)| if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") })
+        .collect();
+    cells.join("  ").trim_end().to_string()
 }
 
 /// Rows of text in aligned columns, two spaces apart.
@@ -99,20 +137,7 @@ impl Table {
         let widths: Vec<usize> = (0..self.right.len())
             .map(|column| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
             .collect();
-        let line = |row: &Vec<String>| {
-            let cells: Vec<String> = row
-                .iter()
-                .zip(&widths)
-                .zip(&self.right)
-                .map(
-                    |((cell, &width), &right)| {
-                        if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-                    },
-                )
-                .collect();
-            cells.join("  ").trim_end().to_string()
-        };
-        self.rows.iter().map(line).collect()
+        self.rows.iter().map(|row| aligned(row, &widths, &self.right)).collect()
     }
 
     /// Writes all lines.
@@ -131,5 +156,11 @@ mod tests {
         table.row(["a", "1", ""]);
         table.row(["long", "1048576", "x"]);
         assert_eq!(table.lines(), ["NAME    BYTES  NOTE", "a           1", "long  1048576  x"]);
+    }
+    #[test]
+    fn rows_that_come_one_by_one_are_aligned_too() {
+        let columns = Columns::new(&[("NAME", 5), (">BYTES", 7), ("NOTE", 4)]);
+        assert_eq!(columns.heading(), "NAME     BYTES  NOTE");
+        assert_eq!(columns.row(&["a".into(), "1048576".into(), String::new()]), "a      1048576");
     }
 }

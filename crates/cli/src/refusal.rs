@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 
-/// The lowest number that programs may find the record at: not where their own descriptors begin.
-const RECORD_FD_MIN: i32 = 200;
+/// The lowest number of a descriptor that programs inherit from us: not where their own begin.
+pub(crate) const INHERITED_FD_MIN: i32 = 200;
 
 /// Where the programs of one command write what was refused: memory, which no folder names, so that nothing is left when this process is
 /// killed. A program has it as an inherited descriptor. One that has closed that, as daemons do, opens this process's.
@@ -24,7 +24,7 @@ impl Record {
     pub(crate) fn make() -> io::Result<Record> {
         let memory = memfd_create("ferroce-refusals", MemfdFlags::CLOEXEC)?;
         // A low limit of descriptors allows no high number.
-        let memory = fcntl_dupfd_cloexec(&memory, RECORD_FD_MIN).unwrap_or(memory);
+        let memory = fcntl_dupfd_cloexec(&memory, INHERITED_FD_MIN).unwrap_or(memory);
         fcntl_setfd(&memory, FdFlags::empty())?;
         Ok(Record(File::from(memory)))
     }

@@ -30,7 +30,8 @@ use crate::sysfs::Sysfs;
 /// counters, device/net), /sys/class/infiniband_verbs, and /dev/infiniband with a character device for each. UCX, Mooncake and
 /// rdma-core's own tests look there. A preloaded library redirects what the C library is asked about these paths, so that it works in
 /// any container and without privilege; static programs and Go's, which do without the C library, do not see it: for these there is
-/// --sysfs=mount, which needs CAP_SYS_ADMIN. Devices are those of the start; counters are written once a second.
+/// --sysfs=mount, which needs CAP_SYS_ADMIN. Devices are those of the start; counters are written once a second. The folder behind it, in
+/// TMPDIR or /tmp, is removed after the command; if this process is killed, by the next one, once nothing of the command runs any more.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -74,7 +75,7 @@ const PASSED_ON: &[i32] = &[SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, 
 
 /// Runs the command and gives the code to exit with.
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
-    let layout = Layout::find(env::var_os("FERROCE_LIB").map(PathBuf::from))?;
+    let layout = Layout::find(unless_empty(env::var_os("FERROCE_LIB")).map(PathBuf::from))?;
     // A sandbox may forbid such memory: then nothing is told after the command, which runs all the same.
     let mut record = Record::make().ok();
     let (program, arguments) = args.command.split_first().expect("clap requires a command");
@@ -122,10 +123,15 @@ fn environment(layout: &Layout, old: impl Fn(&str) -> Option<OsString>) -> BTree
     set.insert("LD_PRELOAD", prepend(layout.library().as_os_str(), old("LD_PRELOAD")));
     // For programs that open the library by name after they have started.
     set.insert("LD_LIBRARY_PATH", prepend(layout.lib.as_os_str(), old("LD_LIBRARY_PATH")));
-    if let (Some(service), None) = (&layout.service, old("FERROCE_SERVICE")) {
+    if let (Some(service), None) = (&layout.service, unless_empty(old("FERROCE_SERVICE"))) {
         set.insert("FERROCE_SERVICE", service.into());
     }
     set
+}
+
+/// An empty variable is as one that is not set.
+fn unless_empty(value: Option<OsString>) -> Option<OsString> {
+    value.filter(|value| !value.is_empty())
 }
 
 /// `item:list`; `list` alone if it starts with the item already (a command within a command).
@@ -232,6 +238,12 @@ mod tests {
         assert_eq!(set["LD_PRELOAD"], "/opt/f/lib/libibverbs.so.1:/other");
         assert_eq!(set["LD_LIBRARY_PATH"], "/opt/f/lib:/other");
         assert!(!set.contains_key("FERROCE_SERVICE"));
+    }
+
+    #[test]
+    fn empty_variables_are_as_if_not_set() {
+        let set = environment(&layout(true), |_| Some(OsString::new()));
+        assert_eq!(set, environment(&layout(true), |_| None));
     }
 
     #[test]

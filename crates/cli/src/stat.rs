@@ -37,8 +37,10 @@ Names (those of Linux's mlx5 and rxe drivers where the meaning is the same):
   resp_..., req_remote_operation_errors
   local_ack_timeout_err, packets_retransmitted   no answer in the ACK timeout; packets sent again
   retry_exceeded_err, retry_rnr_exceeded_err     requests given up
-  probe_sent                                     asked a silent peer what it has
-  duplicate_request                              requests that came again
+  probe_sent                                     asked a silent peer what it has, by a request that it has
+  duplicate_request                              requests that came again, probes among them
+  (Both grow where nothing is lost, through rings too: a peer whose process waits for a core is silent, and is asked.
+  What was lost, packets_retransmitted tells.)
   np_ecn_marked_roce_packets, rp_cnp_ignored     packets marked by a congested network; congestion
                                                  notifications, to which nothing reacts
   drop_...                                       packets dropped, by reason
@@ -90,6 +92,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8> {
                 let blocks = found.blocks(args.by);
                 let before = last.as_ref().map(|(at, blocks)| (now.duration_since(*at).as_secs_f64(), &blocks[..]));
                 print(&blocks, before, args.all, out)?;
+                note(&blocks).into_iter().try_for_each(|line| out.line(line))?;
                 found.silent.iter().try_for_each(|line| out.line(line))?;
                 last = Some((now, blocks));
                 Ok(())
@@ -289,6 +292,19 @@ fn print(blocks: &[Block], before: Option<(f64, &[Block])>, all: bool, out: &mut
     Ok(())
 }
 
+/// What probes mean, where there are some: through rings, which lose nothing, they look like a fault.
+fn note(blocks: &[Block]) -> Option<&'static str> {
+    let counted = |name| blocks.iter().any(|block| block.counters.get(name).is_some_and(|value| *value > 0));
+    if !counted("probe_sent") && !counted("duplicate_request") {
+        return None;
+    }
+    Some(if counted("packets_retransmitted") {
+        "probe_sent, duplicate_request: silent peers were asked what they have. What was sent again is packets_retransmitted."
+    } else {
+        "probe_sent, duplicate_request: silent peers (waiting for a core, most often) were asked what they have. Nothing was sent again."
+    })
+}
+
 fn table(block: &Block, before: Option<(f64, &[Block])>, all: bool) -> Table {
     let headings: &[&str] = &["COUNTER", ">VALUE", ">PER SECOND"];
     let mut table = Table::new(if before.is_some() { headings } else { &headings[..2] });
@@ -350,6 +366,19 @@ mod tests {
             titles(By::Qp),
             ["pid 1 (p), ferroce0 qp 0x000005 RC RTS", "pid 2 (p), ferroce0 qp 0x000005 RC RTS"]
         );
+    }
+
+    #[test]
+    fn probes_are_explained_where_there_are_some() {
+        let block = |counters: &[(&'static str, u64)]| Block {
+            title: "t".into(),
+            counters: from_pairs(counters.iter().copied()),
+        };
+        assert_eq!(note(&[block(&[("sent_pkts", 7), ("probe_sent", 0)])]), None);
+        let asked = block(&[("duplicate_request", 1)]);
+        assert!(note(std::slice::from_ref(&asked)).is_some_and(|note| note.ends_with("Nothing was sent again.")));
+        let repeated = block(&[("packets_retransmitted", 1)]);
+        assert!(note(&[asked, repeated]).is_some_and(|note| note.ends_with("is packets_retransmitted.")));
     }
 
     #[test]

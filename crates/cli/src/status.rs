@@ -12,7 +12,10 @@ use crate::programs;
 /// what users have of it all, and how much they may have by ferroce.toml.
 ///
 /// The service starts with the first program that opens a device, and ends by itself when nobody uses it. A lane is a
-/// receive socket and a prefix of queue pair numbers.
+/// receive socket and a prefix of queue pair numbers: the table of users counts them, that of programs lists their numbers.
+///
+/// KNOWN FOR is how long this service has known a program: since it opened its device, or since the service was started anew under it
+/// (restarts; `up` is the service's own age).
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -63,7 +66,7 @@ fn lines(status: &Status) -> Vec<String> {
         counters.drop_loop
     ));
     lines.extend(of_users(status).lines());
-    let mut table = Table::new(&[">PID", ">UID", ">AGE s", ">LISTENERS", ">PENDING", "LANES", "PROGRAM"]);
+    let mut table = Table::new(&[">PID", ">UID", ">KNOWN FOR s", ">LISTENERS", ">PENDING", "LANE NUMBERS", "PROGRAM"]);
     for client in &status.clients {
         let lanes: Vec<String> = client.lanes.iter().map(u16::to_string).collect();
         table.row([
@@ -153,8 +156,8 @@ mod tests {
                 "uid 1000                   1      2          1        5",
                 "limit of a user         4096   1023      16384    16384",
                 "limit of a program         1     64       4096     4096",
-                "PID   UID  AGE s  LISTENERS  PENDING  LANES  PROGRAM",
-                " 11  1000      3          1        5  1,2    ib_write_bw",
+                "PID   UID  KNOWN FOR s  LISTENERS  PENDING  LANE NUMBERS  PROGRAM",
+                " 11  1000            3          1        5  1,2           ib_write_bw",
             ]
         );
     }

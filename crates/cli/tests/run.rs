@@ -204,6 +204,41 @@ fn sysfs_makes_a_folder_for_the_command_and_takes_it_away() {
     assert_eq!(text(&output.stderr), "");
 }
 
+/// The folder stayed for ever.
+#[test]
+fn the_folder_of_a_killed_run_is_removed_by_a_later_one_and_not_before_the_command_has_ended() {
+    let (lib, folder) = (empty_library(), tempfile::tempdir().expect("a temporary folder"));
+    std::fs::copy(lib.path().join("libibverbs.so.1"), lib.path().join("libferroce-sysfs.so")).expect("can copy");
+    let run = |script| {
+        let mut command = ferroce(lib.path());
+        command.args(["run", "--sysfs", "--", "sh", "-c", script]).env("TMPDIR", folder.path());
+        command
+    };
+    let mut killed =
+        run("echo $$; echo $FERROCE_SYSFS; exec sleep 600").stdout(Stdio::piped()).spawn().expect("can be run");
+    let mut lines = BufReader::new(killed.stdout.take().expect("a pipe")).lines();
+    let mut line = || lines.next().expect("the command runs").expect("can read");
+    let (command, left) = (line(), line());
+    let is_there = || Path::new(&left).exists();
+    let later = || assert!(run("exit 0").status().expect("can be run").success());
+    later();
+    assert!(is_there(), "its owner lives");
+    killed.kill().expect("it runs");
+    killed.wait().expect("it has ended");
+    later();
+    assert!(is_there(), "the command uses it");
+    assert!(Command::new("kill").arg(&command).status().expect("kill can be run").success());
+    // It ends soon.
+    for _ in 0..600 {
+        later();
+        if !is_there() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).expect("is there").count(), 0);
+}
+
 #[test]
 fn sysfs_needs_its_library() {
     let lib = empty_library();

@@ -147,6 +147,8 @@ fn a_server_outlives_strangers_and_clients_that_vanish() {
     for (command, test) in [("perf", &["send-lat"][..]), ("verify", &[])] {
         let server = Server::start(command);
         let connect = || TcpStream::connect(("127.0.0.1", server.port)).expect("the server listens");
+        // More silent ones than there could be if each was waited for.
+        let _silent: Vec<TcpStream> = (0..30).map(|_| connect()).collect();
         connect().write_all(b"GET / HTTP/1.1\r\n\r\n").expect("can send");
         connect().write_all(b"{\"hello\":\"ferroce perf 1\"").expect("can send");
         drop(connect());
@@ -158,6 +160,92 @@ fn a_server_outlives_strangers_and_clients_that_vanish() {
         json(&args);
         let complaints = server.end();
         assert_eq!(complaints.lines().filter(|line| line.starts_with("ferroce: client ")).count(), 3, "{complaints}");
+    }
+}
+
+#[test]
+fn rows_are_aligned_although_each_is_written_when_it_is_complete() {
+    let output = run(&["verify", "--self", "--rounds", "2"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!((output.status.code(), lines.len()), (Some(0), 1 + 1 + 14 + 1), "{stdout}");
+    assert!(lines[1].starts_with("TYPE  OPERATION ") && lines[2].starts_with("RC    SEND "), "{stdout}");
+    assert!(lines[15].starts_with("UD    SEND with immediate ") && lines[16].contains("every byte"), "{stdout}");
+    let end = lines[1].rfind("GIVEN UP").expect("a heading") + "GIVEN UP".len();
+    assert!(lines[2..16].iter().all(|line| line.len() == end), "aligned: {stdout}");
+}
+
+#[test]
+fn wrong_variables_are_told_in_one_line_and_empty_ones_are_not_there() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo can be run").success());
+    let fifo = fifo.to_str().expect("a plain name");
+    let names = ["LOG", "LOOPBACK", "SAME_HOST", "PCAP", "FAULT", "COUNTERS", "CONFIG", "SERVICE_IDLE_S"];
+    let empty = names.map(|name| (format!("FERROCE_{name}"), ""));
+    let args = ["verify", "--self", "--json"];
+    let output = ferroce().args(args).envs(empty).output().expect("ferroce can be run");
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
+    for (name, value, said) in [
+        ("FERROCE_LOOPBACK", "yes", r#"FERROCE_LOOPBACK is "yes": it can be 0 (as without it) or 1; correct it"#),
+        ("FERROCE_SAME_HOST", "tcp", r#"FERROCE_SAME_HOST is "tcp": it can be ring (as without it) or udp"#),
+        ("FERROCE_FAULT", "los=1", r#"FERROCE_FAULT is "los=1": no fault is called `los`: there are loss, dup"#),
+        ("FERROCE_PCAP", "/dev/full", "FERROCE_PCAP asks for: it is neither a regular file nor a FIFO"),
+        ("FERROCE_PCAP", fifo, "FERROCE_PCAP asks for: nobody reads this FIFO; start the reader first"),
+        ("FERROCE_COUNTERS", "/dev/full", "as FERROCE_COUNTERS asks: it is no regular file"),
+        ("FERROCE_COUNTERS", fifo, "as FERROCE_COUNTERS asks: it is no regular file"),
+    ] {
+        let output = ferroce().args(args).env(name, value).output().expect("ferroce can be run");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{name}={value}: {stderr}");
+        assert!(stderr.lines().any(|line| line.starts_with("ferroce: ") && line.contains(said)), "{name}: {stderr}");
+    }
+}
+
+#[test]
+fn the_service_tells_wrong_variables_and_ends() {
+    // Builds it.
+    drop(ferroce());
+    let service = Path::new(env!("CARGO_BIN_EXE_ferroce")).with_file_name("ferroced");
+    for (name, value, said) in [
+        (
+            "FERROCE_CONFIG",
+            "/dev/zero",
+            "the configuration /dev/zero cannot be read: it is no regular file; correct it",
+        ),
+        ("FERROCE_SERVICE_IDLE_S", "soon", r#"FERROCE_SERVICE_IDLE_S is "soon": it can be a whole number of seconds"#),
+    ] {
+        let output = Command::new(&service).args(["--name", "ferroce-wrong-variables"]).env(name, value).output();
+        let output = output.expect("the service can be run");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.starts_with(&format!("ferroced: {said}")), "{name}: {stderr}");
+    }
+}
+
+/// Both ends capture and count in files of their own.
+#[test]
+fn files_are_named_after_processes() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let named = |name: &str| folder.path().join(name);
+    let output = ferroce()
+        .args(["verify", "--self", "--json"])
+        .env("FERROCE_COUNTERS", named("counters.%p"))
+        .env("FERROCE_PCAP", named("pcap.%p"))
+        .output()
+        .expect("ferroce can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files =
+        std::fs::read_dir(folder.path()).expect("is there").map(|entry| entry.expect("can be read").file_name());
+    let files: Vec<String> = files.map(|name| name.into_string().expect("a plain name")).collect();
+    let pids =
+        |kind: &str| files.iter().filter_map(|name| name.strip_prefix(kind)).map(str::to_owned).collect::<Vec<_>>();
+    let counted = pids("counters.");
+    assert_eq!(pids("pcap.").len(), 2, "{files:?}");
+    // The server is ended once the client is done; whether it left its counters by then is its luck.
+    assert!(!counted.is_empty(), "{files:?}");
+    for pid in counted {
+        let text = std::fs::read_to_string(named(&format!("counters.{pid}"))).expect("is there");
+        assert!(text.lines().all(|line| line.split('\t').next() == Some(&pid)), "{text}");
     }
 }
 

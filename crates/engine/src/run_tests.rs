@@ -9,6 +9,7 @@ use ferroce_transport::{QpInit, QpType, RecvWr, SendData, SendFlags, SendOp, Sen
 use ferroce_wire::{Aeth, Bth, NetHeader, Opcode, Psn, Syndrome};
 use parking_lot::Mutex;
 
+use super::machines::Waiting;
 use super::*;
 use crate::lane::Lane;
 use crate::queue_pair::{QueueCaps, QueuePairInit, RecvSource};

@@ -1,6 +1,5 @@
 //! An opened device, and the card that all contexts of the process share.
 
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,11 +9,11 @@ use ferroce_core::sync::{self, Condvar, Mutex, MutexGuard};
 use ferroce_core::{AsyncEvent, AsyncQueue, CompChannel};
 use ferroce_engine::{Attendance, Card, Lane, QueuePair};
 use ferroce_service::client::{Client, LaneLease, StartOptions};
-use ferroce_service::environment;
 use ferroce_service::inspect::Inspector;
 use ferroce_transport::PathAddr;
 use ferroce_wire::LANE_SHIFT;
 
+use crate::counters_file;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -271,31 +270,12 @@ impl Context {
 }
 
 impl Drop for Context {
-    /// With `FERROCE_COUNTERS=FILE` a process leaves its counters behind: lines of process id, name and value.
+    /// With `FERROCE_COUNTERS=FILE` a process leaves its counters behind.
     fn drop(&mut self) {
-        if self.is_stale() {
-            return;
-        }
-        let pid = std::process::id();
-        let lines =
-            || self.counters().iter().map(|(name, value)| format!("{pid}\t{name}\t{value}\n")).collect::<String>();
-        let written = counters_file().map(|file| file.map(|mut file| file.write_all(lines().as_bytes())));
-        match written {
-            Ok(Some(Err(error))) => log::warn!("cannot write the counters that FERROCE_COUNTERS asks for: {error}"),
-            Err(error) => log::warn!("{error}"),
-            Ok(_) => {}
+        if !self.is_stale() {
+            counters_file::leave(|| self.counters());
         }
     }
-}
-
-/// The file that `FERROCE_COUNTERS` names, to append to; None: it is not set.
-fn counters_file() -> Result<Option<std::fs::File>> {
-    let Some(path) = environment::var_os("FERROCE_COUNTERS") else { return Ok(None) };
-    let file = std::fs::OpenOptions::new().append(true).create(true).open(&path);
-    file.map(Some).map_err(|error| {
-        let what = format!("cannot write the counters to {}, as FERROCE_COUNTERS asks: {error}", path.display());
-        Error::new(error.raw_os_error().unwrap_or(libc::EIO), what)
-    })
 }
 
 /// For the exit of the process: sends the ACKs that wait for the program's answer. Never waits.
@@ -412,7 +392,7 @@ impl ProcessCard {
 }
 
 fn make_card(generation: Generation) -> Result<ProcessCard> {
-    counters_file()?;
+    counters_file::check()?;
     let client =
         Client::connect_or_start(&StartOptions { candidates: service_candidates(), ..StartOptions::default() })?;
     let mut lease = client.lease_lane()?;

@@ -67,9 +67,10 @@ pub struct PortAttr {
 /// The devices of this host, the default route's interface first. The same device is the same `Arc` each time.
 ///
 /// # Errors
-/// ENODEV with the reason when no interface qualifies (a fresh network namespace has loopback down).
+/// ENODEV with the reason when no interface qualifies (a fresh network namespace has loopback down). EINVAL: `FERROCE_LOOPBACK` says
+/// what nobody understands.
 pub fn devices() -> Result<Vec<Arc<Device>>> {
-    let infos = devices::list(options())?;
+    let infos = devices::list(options()?)?;
     let mut known = KNOWN.lock();
     Ok(infos.into_iter().map(|info| remember(&mut known, info)).collect())
 }
@@ -104,8 +105,9 @@ pub(crate) fn list_now() -> Vec<DeviceInfo> {
 /// With the loopback device.
 const EVERY: ListOptions = ListOptions { loopback: true };
 
-fn options() -> ListOptions {
-    ListOptions { loopback: environment::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1") }
+fn options() -> Result<ListOptions> {
+    let asked = environment::word("FERROCE_LOOPBACK", &["0", "1"])?;
+    Ok(ListOptions { loopback: asked == Some(1) })
 }
 
 fn remember(table: &mut Vec<Entry>, info: DeviceInfo) -> Arc<Device> {

@@ -7,6 +7,7 @@
 //! Packets are RoCEv2 on UDP port 4791, so that the peer may be another Ferroce, Linux's rdma_rxe or a hardware card.
 
 mod context;
+mod counters_file;
 mod cq;
 mod device;
 mod error;

@@ -15,6 +15,7 @@ use std::os::fd::RawFd;
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader};
 
+mod capture_file;
 pub mod fault;
 mod payload;
 pub mod pcap;

@@ -1,7 +1,6 @@
 //! A middleware that writes what a link sends and receives to a capture file.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -11,6 +10,8 @@ use std::time::{Duration, SystemTime};
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader, UDP_PORT};
 
+pub use crate::capture_file::CaptureError;
+use crate::capture_file::CaptureFile;
 use crate::{Corrupt, Frame, Link, LinkStats, SendError, Tap, WireHooks};
 
 /// Magic of a classic capture file with nanoseconds, in the byte order of the host that wrote it.
@@ -26,20 +27,21 @@ const BUFFER: usize = 256 << 10;
 /// in the file verifies. Ethernet addresses carry the last four bytes of the IP address. Packets appear one by one, also if
 /// they travelled as a batch, with the destination port 4791, which the ICRC takes them to have.
 ///
-/// Bytes are written when the buffer of a quarter MiB is full, when nothing is left to receive, and at the end. If writing fails, the
-/// capture ends there (a warning is logged) and traffic goes on.
+/// Bytes are written when the buffer of a quarter MiB is full, when nothing is left to receive, and at the end. Traffic never waits for
+/// that: frames that a FIFO and the buffer have no room for are left out. If writing fails, the capture ends there. Either is
+/// logged once, as a warning, and frames that are missing are counted ([`LinkStats::pcap_lost`]).
 pub struct PcapLink<L> {
     link: L,
     writer: Arc<Mutex<Writer>>,
 }
 
 impl<L: Link + WireHooks> PcapLink<L> {
-    /// Captures to a new file.
+    /// Captures to a new file, or to a FIFO that somebody reads.
     ///
     /// # Errors
-    /// The file cannot be made or written.
-    pub fn create(link: L, path: impl AsRef<Path>) -> io::Result<PcapLink<L>> {
-        PcapLink::new(link, File::create(path)?)
+    /// It is something else, nobody reads it, or it cannot be made or written.
+    pub fn create(link: L, path: impl AsRef<Path>) -> Result<PcapLink<L>, CaptureError> {
+        Ok(PcapLink::new(link, CaptureFile::open(path.as_ref())?)?)
     }
 
     /// Captures to anything that takes bytes.
@@ -81,7 +83,9 @@ impl<L: Link> Link for PcapLink<L> {
     }
 
     fn stats(&self) -> LinkStats {
-        self.link.stats()
+        let mut stats = self.link.stats();
+        stats.pcap_lost += lock(&self.writer).lost;
+        stats
     }
 
     fn next_due(&self) -> Option<u64> {
@@ -110,6 +114,8 @@ struct Writer {
     /// `None` after a failure.
     out: Option<BufWriter<Box<dyn Write + Send>>>,
     record: Vec<u8>,
+    /// Frames that are missing.
+    lost: u64,
     next: Option<Tap>,
 }
 
@@ -124,30 +130,59 @@ impl Writer {
         for field in [0, 0, SNAPLEN, LINKTYPE_ETHERNET] {
             out.write_all(&field.to_ne_bytes())?;
         }
-        Ok(Writer { out: Some(out), record: Vec::new(), next: None })
+        // Who reads a FIFO waits for it; and a disk that is full is told at once.
+        out.flush()?;
+        Ok(Writer { out: Some(out), record: Vec::new(), lost: 0, next: None })
     }
 
     fn frame(&mut self, frame: &Frame<'_>) {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         self.record.clear();
         put_record(&mut self.record, time, frame);
-        self.write(|out, record| out.write_all(record));
+        // A record is shorter than the buffer, which takes it whole or not at all.
+        if !self.write(|out, record| out.write_all(record)) {
+            self.lose();
+        }
         if let Some(next) = &mut self.next {
             next(frame);
         }
     }
 
     fn flush(&mut self) {
-        self.write(|out, _| if out.buffer().is_empty() { Ok(()) } else { out.flush() });
+        // What is not written now is written later.
+        let _ = self.write(|out, _| if out.buffer().is_empty() { Ok(()) } else { out.flush() });
     }
 
-    fn write(&mut self, write: impl FnOnce(&mut BufWriter<Box<dyn Write + Send>>, &[u8]) -> io::Result<()>) {
-        if let Some(out) = &mut self.out
-            && let Err(error) = write(out, &self.record)
-        {
-            log::warn!("the packet capture ends here: {error}");
-            self.out = None;
+    /// False: nothing more was written than what a FIFO had room for, if the capture goes on at all.
+    fn write(&mut self, write: impl FnOnce(&mut BufWriter<Box<dyn Write + Send>>, &[u8]) -> io::Result<()>) -> bool {
+        let Some(out) = &mut self.out else { return false };
+        match write(out, &self.record) {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+            Err(error) => {
+                log::warn!("the packet capture ends here: {error}; {}", remedy(&error));
+                self.out = None;
+                false
+            }
         }
+    }
+
+    fn lose(&mut self) {
+        if self.lost == 0 && self.out.is_some() {
+            log::warn!(
+                "the packet capture lacks frames, which pcap_lost counts: its reader is too slow; write it to a file"
+            );
+        }
+        self.lost += 1;
+    }
+}
+
+/// What to do about a failure.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::BrokenPipe => "its reader has ended: read until the program does, or write the capture to a file",
+        ErrorKind::FileTooLarge => "allow larger files (ulimit -f), or capture less",
+        _ => "make room there, or write the capture elsewhere",
     }
 }
 

@@ -122,4 +122,6 @@ stats! {
     fault_delayed,
     /// Packets that a fault middleware corrupted.
     fault_corrupted,
+    /// Frames that a capture lacks: they came faster than its FIFO was read, or after it had failed.
+    pcap_lost,
 }

@@ -1,14 +1,21 @@
 //! The capture middleware: what it writes is a capture file of RoCEv2 packets whose checksums hold.
 
+#![allow(unsafe_code)] // signals as a program of C has them
+
 mod common;
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use common::*;
+use ferroce_link::pcap::CaptureError;
 use ferroce_link::{FaultConfig, FaultLink, Link, PcapLink};
 use ferroce_wire::{NetHeader, icrc};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// A file in memory.
 #[derive(Clone, Default)]
@@ -160,4 +167,105 @@ fn a_full_disk_does_not_stop_traffic() {
         tx.flush(&mut |_, error| panic!("{error}"));
         assert_eq!(receive(&mut rx, 15).len(), 15);
     }
+}
+
+/// A FIFO, gone after the test.
+struct Fifo(PathBuf);
+
+impl Fifo {
+    fn make(name: &str) -> Fifo {
+        let path = std::env::temp_dir().join(format!("ferroce-{name}-{}", std::process::id()));
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        Fifo(path)
+    }
+
+    /// Its other end, which answers `WouldBlock` where there is nothing.
+    fn reader(&self) -> File {
+        File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&self.0).unwrap()
+    }
+}
+
+impl Drop for Fifo {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn send_full_trains(tx: &mut impl Link, path: &ferroce_transport::PathAddr, trains: u32) {
+    let data = pattern(61_440, 1);
+    for i in 0..trains {
+        tx.send(1, 17, path, &train(Kind::Send, 5, 15 * i, 4096, 61_440, spans(&[&data]))).unwrap();
+        tx.flush(&mut |_, error| panic!("{error}"));
+    }
+}
+
+/// Opening it waited for a reader for ever.
+#[test]
+fn a_fifo_that_nobody_reads_is_refused() {
+    let fifo = Fifo::make("unread");
+    let Pair { tx, .. } = Pair::new(V4);
+    let refused = PcapLink::create(tx, &fifo.0).err().expect("nobody reads it");
+    assert!(matches!(refused, CaptureError::NoReader) && refused.errno() == libc::ENXIO, "{refused}");
+}
+
+#[test]
+fn a_slow_reader_of_a_fifo_holds_up_nothing_and_what_it_misses_is_counted() {
+    const TRAINS: u32 = 20;
+    let fifo = Fifo::make("slow");
+    let mut reader = fifo.reader();
+    let Pair { tx, mut rx, path } = Pair::new(V4);
+    let mut tx = PcapLink::create(tx, &fifo.0).unwrap();
+    send_full_trains(&mut tx, &path, TRAINS);
+    let lost = tx.stats().pcap_lost;
+    assert!(lost > 0, "1.2 MiB are more than a FIFO and the buffer have room for");
+    let mut captured = Vec::new();
+    let mut drain = |captured: &mut Vec<u8>| match reader.read_to_end(captured) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+    };
+    send_full_trains(&mut tx, &path, 1);
+    let missed_all = tx.stats().pcap_lost;
+    assert_eq!(missed_all - lost, 15, "there is no room yet");
+    // Each look that finds nothing writes on what waits.
+    for _ in 0..100 {
+        drain(&mut captured);
+        assert_eq!(tx.recv(1, &mut |_, _, _| {}), 0);
+    }
+    send_full_trains(&mut tx, &path, 1);
+    for _ in 0..100 {
+        assert_eq!(tx.recv(1, &mut |_, _, _| {}), 0);
+        drain(&mut captured);
+    }
+    let lost = tx.stats().pcap_lost;
+    assert_eq!(lost, missed_all, "now there was");
+    drop(tx);
+    drain(&mut captured);
+    let whole = records(&captured).into_iter().map(checked).count();
+    assert_eq!(whole as u64 + lost, u64::from((TRAINS + 2) * 15), "none in parts, none uncounted");
+    assert!(!receive(&mut rx, 1).is_empty(), "traffic went on");
+}
+
+/// The signal that it raised ended the program.
+#[test]
+fn a_reader_of_a_fifo_that_ends_ends_the_capture_only() {
+    // SAFETY: no handler is installed; a test program of Rust ignores this signal, and the programs that capture do not.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let fifo = Fifo::make("ended");
+    let reader = fifo.reader();
+    let Pair { tx, mut rx, path } = Pair::new(V4);
+    let mut tx = PcapLink::create(tx, &fifo.0).unwrap();
+    drop(reader);
+    send_full_trains(&mut tx, &path, 1);
+    assert_eq!(tx.recv(1, &mut |_, _, _| {}), 0);
+    assert_eq!(tx.stats().pcap_lost, 0, "known only now");
+    send_full_trains(&mut tx, &path, 1);
+    assert_eq!(tx.stats().pcap_lost, 15);
+    assert_eq!(receive(&mut rx, 30).len(), 30);
+    let mut pending = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: a set of signals, which the call fills.
+    let is_pending = unsafe {
+        libc::sigpending(pending.as_mut_ptr());
+        libc::sigismember(pending.as_ptr(), libc::SIGPIPE)
+    };
+    assert_eq!(is_pending, 0, "nothing is left for the program");
 }

@@ -4,8 +4,13 @@
 //! it names. No file need be there. A key that does not exist is an error: a limit with a typing error would be none.
 
 use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::server::LANES_PER_CLIENT_MAX;
@@ -61,7 +66,7 @@ impl Serve {
 
 /// Whose services a program uses, besides its own user's and root's: whoever runs the service reads what is sent to the program, and
 /// can send in its name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Trust {
     /// `"any"`: everybody's.
@@ -71,11 +76,43 @@ pub enum Trust {
 }
 
 /// The word for everybody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrustAll {
     /// Everybody.
     Any,
+}
+
+/// Not derived: that of an untagged enum says of a wrong value only that it fits nowhere.
+impl<'de> Deserialize<'de> for Trust {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Trust, D::Error> {
+        deserializer.deserialize_any(TrustVisitor)
+    }
+}
+
+struct TrustVisitor;
+
+impl<'de> Visitor<'de> for TrustVisitor {
+    type Value = Trust;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of user ids, such as [1000, 1001], or \"any\"")
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<Trust, E> {
+        match word {
+            "any" => Ok(Trust::All(TrustAll::Any)),
+            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+        }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut users: A) -> Result<Trust, A::Error> {
+        let mut listed = Vec::new();
+        while let Some(user) = users.next_element()? {
+            listed.push(user);
+        }
+        Ok(Trust::Users(listed))
+    }
 }
 
 impl Default for Trust {
@@ -193,7 +230,7 @@ impl Config {
     ///
     /// EINVAL: a file says what cannot be; the text names file, line and remedy. Others: a file cannot be read.
     pub fn load() -> Result<Config, ServiceError> {
-        let files = files(|name| environment::var_os(name).filter(|value| !value.is_empty()));
+        let files = files(environment::var_os);
         let mut merged = toml::Table::new();
         for (path, must_exist) in files {
             if let Some(text) = read(&path, must_exist)? {
@@ -218,23 +255,37 @@ fn files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(PathBuf, bool)> {
 
 fn read(path: &Path, must_exist: bool) -> Result<Option<String>, ServiceError> {
     let failed = |error: std::io::Error| {
-        let (name, errno) = (path.display(), error.raw_os_error().unwrap_or(libc::EIO));
+        let (name, errno) = (path.display(), error.raw_os_error().unwrap_or(libc::EINVAL));
         let what = format!(
             "the configuration {name} cannot be read: {error}; correct it, or set {CONFIG_VARIABLE} to another one"
         );
         ServiceError::new(errno, what)
     };
-    match std::fs::metadata(path) {
-        Ok(found) if found.len() > FILE_BYTES_MAX => {
-            let what = format!("the configuration {} has more than {FILE_BYTES_MAX} bytes", path.display());
-            Err(ServiceError::new(libc::EFBIG, what))
-        }
-        Ok(_) => std::fs::read_to_string(path).map(Some).map_err(failed),
+    match read_bounded(path) {
+        Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(None),
         // HOME is another user's, as after `su`.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && is_users(path, must_exist) => Ok(None),
         Err(error) => Err(failed(error)),
     }
+}
+
+/// Reads a regular file of bounded length. A device may have no end, and a FIFO waits for somebody to write.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let refused = |kind, what: &str| io::Error::new(kind, what.to_owned());
+    let regular = |is: bool| {
+        if is { Ok(()) } else { Err(refused(io::ErrorKind::InvalidInput, "it is no regular file")) }
+    };
+    // Before it is opened, because that alone can do something; and after, because the first may be outdated.
+    regular(std::fs::metadata(path)?.is_file())?;
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    regular(file.metadata()?.is_file())?;
+    let mut text = String::new();
+    if file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)? as u64 > FILE_BYTES_MAX {
+        let what = format!("it has more than {FILE_BYTES_MAX} bytes");
+        return Err(refused(io::ErrorKind::FileTooLarge, &what));
+    }
+    Ok(text)
 }
 
 /// Whether a file is that of the user's home.
@@ -244,18 +295,24 @@ fn is_users(path: &Path, must_exist: bool) -> bool {
 
 /// The file's keys, all of which exist and have values that can be.
 fn parse(path: &Path, text: &str) -> Result<toml::Table, ServiceError> {
-    let wrong = |error: toml::de::Error| {
+    let wrong = |key: &str, error: &toml::de::Error| {
         let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        let (name, why) = (path.display(), error.message().to_owned());
-        ServiceError::new(libc::EINVAL, format!("{name}, line {line}: {why}; correct the line, or take it out"))
+        let (name, why) = (path.display(), error.message());
+        ServiceError::new(libc::EINVAL, format!("{name}, line {line}: {key}{why}; correct the line, or take it out"))
     };
-    let config: Config = toml::from_str(text).map_err(wrong)?;
+    let file = toml::Deserializer::parse(text).map_err(|error| wrong("", &error))?;
+    let config: Config = serde_path_to_error::deserialize(file).map_err(|error| {
+        let key = error.path().to_string();
+        // At the top there is none.
+        let key = if key == "." { key.clone() } else { format!("{key}: ") };
+        wrong(key.trim_start_matches('.'), error.inner())
+    })?;
     let lanes = config.limits.process.lanes;
     if lanes > LANES_PER_CLIENT_MAX {
         let what = format!("{}: limits.process.lanes is {lanes}, and at most {LANES_PER_CLIENT_MAX}", path.display());
         return Err(ServiceError::new(libc::EINVAL, what));
     }
-    toml::from_str(text).map_err(wrong)
+    toml::from_str(text).map_err(|error| wrong("", &error))
 }
 
 fn merge(into: &mut toml::Table, from: toml::Table) {
@@ -282,7 +339,7 @@ mod tests {
     #[test]
     fn unknown_keys_are_told_with_their_line_and_what_there_is() {
         let text = refusal("# comment\n[limits.process]\nlanes = 3\nlanez = 4\n");
-        assert!(text.starts_with("/x/ferroce.toml, line 4: unknown field `lanez`"), "{text}");
+        assert!(text.starts_with("/x/ferroce.toml, line 4: limits.process.lanez: unknown field `lanez`"), "{text}");
         assert!(text.contains("`listeners`") && text.ends_with("correct the line, or take it out"), "{text}");
         assert!(refusal("[limits.user]\nlanes = -1\n").contains("line 2"));
         assert!(refusal("[limits.process]\nlanes = 65\n").contains("at most 64"));
@@ -299,8 +356,34 @@ mod tests {
         assert_eq!(config("serve = \"namespace\"").serve, Some(Serve::Namespace));
         assert_eq!([7, 8, 9].map(|uid| config("trust = [8]").trust.includes(7, uid)), [true, true, false]);
         assert!(config("trust = \"any\"").trust.includes(7, 65_534));
-        assert!(refusal("\nserve = \"all\"\n").contains("line 2"));
-        assert!(refusal("trust = \"all\"\n").contains("line 1"));
+    }
+
+    /// That it "did not match any variant" was all that was said.
+    #[test]
+    fn a_wrong_value_is_told_with_its_key_and_what_is_allowed() {
+        let remedy = "; correct the line, or take it out";
+        let user_ids = r#"expected a list of user ids, such as [1000, 1001], or "any""#;
+        for (text, told) in [
+            ("\nserve = \"all\"\n", "line 2: serve: unknown variant `all`, expected `user` or `namespace`".to_owned()),
+            ("trust = \"all\"\n", format!("line 1: trust: invalid value: string \"all\", {user_ids}")),
+            ("\ntrust = 7\n", format!("line 2: trust: invalid type: integer `7`, {user_ids}")),
+            ("trust = [1,\n-2]\n", "line 2: trust[1]: invalid value: integer `-2`, expected u32".to_owned()),
+            (
+                "[limits.user]\nlanes = -1\n",
+                "line 2: limits.user.lanes: invalid value: integer `-1`, expected u32".to_owned(),
+            ),
+        ] {
+            assert_eq!(refusal(text), format!("/x/ferroce.toml, {told}{remedy}"));
+        }
+    }
+
+    #[test]
+    fn the_worker_gets_what_was_read() {
+        for text in ["trust = [8, 9]", "trust = \"any\"", ""] {
+            let config: Config = parse(Path::new("x"), text).unwrap().try_into().unwrap();
+            let json = serde_json::to_string(&config).unwrap();
+            assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
+        }
     }
 
     #[test]
@@ -335,5 +418,25 @@ mod tests {
         assert_eq!(error.errno(), libc::ENOENT);
         assert!(error.to_string().contains("/nonexistent/f.toml"), "{error}");
         assert_eq!(read(Path::new("/nonexistent/f.toml"), false).unwrap(), None);
+    }
+
+    /// The service read /dev/zero until there was no memory left, and waited for ever for whoever writes into a FIFO.
+    #[test]
+    fn what_is_no_regular_file_or_too_long_is_refused() {
+        let refused = |path: &Path| read(path, true).unwrap_err().to_string();
+        for path in ["/dev/zero", "/"] {
+            let text = refused(Path::new(path));
+            assert!(
+                text.starts_with(&format!("the configuration {path} cannot be read: it is no regular file;")),
+                "{text}"
+            );
+        }
+        let path = std::env::temp_dir().join(format!("ferroce-long-{}.toml", std::process::id()));
+        std::fs::write(&path, "#".repeat(FILE_BYTES_MAX as usize)).unwrap();
+        assert_eq!(read(&path, true).unwrap().unwrap().len() as u64, FILE_BYTES_MAX);
+        std::fs::write(&path, "#".repeat(FILE_BYTES_MAX as usize + 1)).unwrap();
+        let text = refused(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.contains("more than 1048576 bytes") && text.contains(CONFIG_VARIABLE), "{text}");
     }
 }

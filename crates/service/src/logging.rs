@@ -39,7 +39,7 @@ impl log::Log for Lines {
 
 /// Starts the log. The error: the file cannot be opened.
 pub fn start(config: &config::Log) -> Result<(), ServiceError> {
-    let (file, level) = match (&config.file, environment::var("FERROCE_LOG")) {
+    let (file, level) = match (&config.file, environment::var_os("FERROCE_LOG")) {
         (Some(path), _) => {
             let file = File::options().append(true).create(true).open(path).map_err(|error| {
                 let what = format!("the log {}, which log.file names, cannot be written", path.display());
@@ -47,8 +47,8 @@ pub fn start(config: &config::Log) -> Result<(), ServiceError> {
             })?;
             (Some(file), config.level.into())
         }
-        (None, Ok(level)) => (None, of_environment(&level)),
-        (None, Err(_)) => return Ok(()),
+        (None, Some(level)) => (None, of_environment(&level.to_string_lossy())),
+        (None, None) => return Ok(()),
     };
     if log::set_logger(Box::leak(Box::new(Lines { file }))).is_ok() {
         log::set_max_level(level);
@@ -56,14 +56,12 @@ pub fn start(config: &config::Log) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// What `FERROCE_LOG` says, where nothing is `off`. What is no level is told on standard error, and taken for `warn`.
+/// What `FERROCE_LOG` says. What is no level is told on standard error, and taken for `warn`.
 fn of_environment(value: &str) -> LevelFilter {
-    match value.trim() {
-        "" => LevelFilter::Off,
-        level => level.parse().unwrap_or_else(|_| {
-            let known = "error, warn, info, debug, trace or off";
-            let _ = writeln!(std::io::stderr(), "ferroced: FERROCE_LOG={value:?} is no level: {known}; taken for warn");
-            LevelFilter::Warn
-        }),
-    }
+    value.trim().parse().unwrap_or_else(|_| {
+        let known = "it can be error, warn, info, debug, trace or off";
+        let complaint = environment::wrong("FERROCE_LOG", value, known);
+        let _ = writeln!(std::io::stderr(), "ferroced: {complaint}. Taken for warn");
+        LevelFilter::Warn
+    })
 }

@@ -8,6 +8,7 @@ mod layers;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod variables;
 mod verbs;
 
 use std::fmt;
@@ -94,6 +95,7 @@ pub(crate) fn all(tree: &Tree) -> Result<Vec<Finding>> {
     let mut findings = layers::check(&tree.metadata, &tree.root);
     findings.extend(sources::check(tree)?);
     findings.extend(docs::check(tree)?);
+    findings.extend(variables::check(tree)?);
     findings.extend(verbs::check(tree)?);
     Ok(findings)
 }

@@ -371,3 +371,17 @@ fn a_row_that_says_otherwise_than_the_source() {
     assert_at(&wrong("ibv_slot", "no"), "docs/verbs.toml", 4, "is not refused");
     assert_at(&wrong("ibv_slot", "part"), "docs/verbs.toml", 4, "its note must say");
 }
+
+#[test]
+fn a_variable_that_the_table_lacks_is_found_and_one_that_nothing_reads() {
+    let fixture = Fixture::new();
+    fixture.write("crates/core/src/lib.rs", "fn f() {\n    g(&[\"FERROCE_X\"], \"FERROCE_Y=1\", \"FERROCE_Z1\");\n}\n");
+    fixture.write("crates/core/tests/t.rs", "const T: &str = \"FERROCE_TEST\";\n");
+    let finding = fixture.only();
+    assert_eq!((finding.path.as_path(), finding.line), (Path::new("crates/core/src/lib.rs"), 2));
+    assert!(finding.what.contains("`FERROCE_X`"), "{finding}");
+    fixture.documents("\n| `FERROCE_X=1`, `FERROCE_W` (0, 1) | does `FERROCE_V` |\n");
+    let finding = fixture.only();
+    assert_eq!((finding.path.as_path(), finding.line), (Path::new("README.md"), 2));
+    assert!(finding.what.contains("`FERROCE_W`"), "{finding}");
+}

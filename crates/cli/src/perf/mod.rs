@@ -17,7 +17,7 @@ use self::plan::{
 };
 use self::report::{Figures, Outcome, Setting};
 use crate::output::{Out, complain};
-use crate::rig::{Control, Endpoint, GREETING_PATIENCE, Partner, Peer, PeerQp, Place, Registered, Settings, listen};
+use crate::rig::{Client, Control, Endpoint, Partner, Peer, PeerQp, Place, Reception, Registered, Settings, listen};
 
 /// Most queue pairs of one test.
 const MAX_QPS: u32 = 1024;
@@ -98,9 +98,11 @@ pub(crate) fn run(args: &PerfArgs) -> Result<u8> {
 fn serve(args: &PerfArgs) -> Result<u8> {
     let listener = listen(args.place.port)?;
     Out::new().line(Partner::greeting(listener.local_addr()?.port()))?;
+    let mut reception = Reception::open(listener, HELLO)?;
     loop {
-        let (stream, from) = listener.accept()?;
-        let result = Control::new(stream).and_then(|control| serve_client(args, control));
+        let client = reception.next()?;
+        let from = client.from;
+        let result = serve_client(args, client);
         if args.place.once {
             return result.map(|()| 0);
         }
@@ -110,8 +112,8 @@ fn serve(args: &PerfArgs) -> Result<u8> {
     }
 }
 
-fn serve_client(args: &PerfArgs, mut control: Control) -> Result<()> {
-    let greeting: Greeting = control.recv_greeting(HELLO, GREETING_PATIENCE)?;
+fn serve_client(args: &PerfArgs, client: Client<Greeting>) -> Result<()> {
+    let Client { greeting, mut control, .. } = client;
     if greeting.half > MAX_SIZE || greeting.qps > MAX_QPS || greeting.settings.depth > 8192 || greeting.half == 0 {
         bail!("the client asks for more than a test needs");
     }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 const MAX_LINE: usize = 1 << 20;
 /// How long a connection attempt may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a client may take for its greeting, while others wait for their turn.
-pub(crate) const GREETING_PATIENCE: Duration = Duration::from_secs(10);
+/// Longest greeting accepted, in bytes: of those who send one, nobody is known yet.
+const MAX_GREETING: usize = 4096;
 
 /// What every greeting has, of whatever command and version.
 #[derive(Serialize, Deserialize)]
@@ -43,6 +43,8 @@ fn check_hello(client: &str, server: &str) -> Result<()> {
 pub(crate) struct Control {
     reader: BufReader<TcpStream>,
     writer: TcpStream,
+    /// As much of the next line as is there.
+    line: Vec<u8>,
 }
 
 impl Control {
@@ -67,7 +69,18 @@ impl Control {
     pub(crate) fn new(stream: TcpStream) -> Result<Control> {
         stream.set_nodelay(true).context("cannot set TCP_NODELAY")?;
         let writer = stream.try_clone().context("cannot duplicate a socket")?;
-        Ok(Control { reader: BufReader::new(stream), writer })
+        Ok(Control { reader: BufReader::new(stream), writer, line: Vec::new() })
+    }
+
+    /// Takes over a connection whose peer has yet to greet: only [`Control::try_greeting`] is of use until then.
+    pub(super) fn nonblocking(stream: TcpStream) -> Result<Control> {
+        stream.set_nonblocking(true).context("cannot make a socket non-blocking")?;
+        Control::new(stream)
+    }
+
+    /// The connection, to wait for.
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.writer
     }
 
     /// Another handle of the same connection, for a thread that listens.
@@ -91,47 +104,50 @@ impl Control {
 
     /// Receives one message. The peer may be anyone: an unexpected line is an error.
     pub(crate) fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
-        message(&self.line(None)?)
+        while !self.read(MAX_LINE).map_err(broken)? {}
+        message(&std::mem::take(&mut self.line))
     }
 
-    /// Receives the first message, which must be there in time: whoever connects and says nothing keeps others waiting. `hello` is
-    /// what a client for this server says; another one is told so.
-    pub(crate) fn recv_greeting<T: DeserializeOwned>(&mut self, hello: &str, patience: Duration) -> Result<T> {
-        let line = self.line(Some(Instant::now() + patience))?;
-        self.writer.set_read_timeout(None).context("cannot set a timeout")?;
+    /// The first message, if all of it is there; the connection blocks from then on. `hello` is what a client for this server says;
+    /// another one is told so.
+    pub(super) fn try_greeting<T: DeserializeOwned>(&mut self, hello: &str) -> Result<Option<T>> {
+        loop {
+            match self.read(MAX_GREETING) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(broken(error)),
+            }
+        }
+        self.writer.set_nonblocking(false).context("cannot make a socket blocking")?;
+        let line = std::mem::take(&mut self.line);
         let client: Hello = message(&line)?;
         if let Err(error) = check_hello(&client.hello, hello) {
             // It may not listen any more.
             let _ = self.send(&Refused { refused: error.to_string() });
             return Err(error);
         }
-        message(&line)
+        message(&line).map(Some)
     }
 
-    /// Receives a line, which is empty at the end of the connection.
-    fn line(&mut self, until: Option<Instant>) -> Result<Vec<u8>> {
-        let mut line = Vec::new();
-        while line.len() < MAX_LINE && line.last() != Some(&b'\n') {
-            if let Some(until) = until {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    bail!("the peer did not say in time what it wants");
-                }
-                self.writer.set_read_timeout(Some(left)).context("cannot set a timeout")?;
-            }
-            let there = match self.reader.fill_buf() {
-                Ok([]) => break,
-                Ok(there) => there,
-                Err(error) if [ErrorKind::Interrupted, ErrorKind::WouldBlock].contains(&error.kind()) => continue,
-                Err(error) => return Err(error).context("the TCP side channel to the peer broke"),
-            };
-            let end = there.iter().position(|byte| *byte == b'\n').map_or(there.len(), |at| at + 1);
-            let len = end.min(MAX_LINE - line.len());
-            line.extend_from_slice(&there[..len]);
-            self.reader.consume(len);
-        }
-        Ok(line)
+    /// Reads more of a line of at most so many bytes. True: there will be no more of it. It is empty at the end of the connection.
+    fn read(&mut self, bytes_max: usize) -> std::io::Result<bool> {
+        let there = match self.reader.fill_buf() {
+            Ok([]) => return Ok(true),
+            Ok(there) => there,
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let end = there.iter().position(|byte| *byte == b'\n').map_or(there.len(), |at| at + 1);
+        let len = end.min(bytes_max - self.line.len());
+        self.line.extend_from_slice(&there[..len]);
+        self.reader.consume(len);
+        Ok(self.line.last() == Some(&b'\n') || self.line.len() == bytes_max)
     }
+}
+
+fn broken(error: std::io::Error) -> anyhow::Error {
+    anyhow::Error::new(error).context("the TCP side channel to the peer broke")
 }
 
 /// What a line says.
@@ -185,7 +201,7 @@ mod tests {
         let (mut server, client) = pair();
         let mut client = Control::new(client).expect("can set up");
         client.send(&serde_json::json!({ "hello": "ferroce verify 1", "other": 7 })).expect("can send");
-        let error = server.recv_greeting::<(u32, u32)>("ferroce perf 1", GREETING_PATIENCE).expect_err("not for it");
+        let error = server.try_greeting::<(u32, u32)>("ferroce perf 1").expect_err("not for it");
         assert!(error.to_string().contains("start `ferroce verify server`"), "{error}");
         let told = client.recv::<Vec<u32>>().expect_err("it is refused").to_string();
         assert!(told.starts_with("the server says: ") && told.contains("start `ferroce verify server`"), "{told}");
@@ -212,23 +228,6 @@ mod tests {
             let error = a.recv::<Vec<u32>>().expect_err("is no list of numbers");
             assert!(format!("{error:#}").contains(word), "{error:#}");
         }
-    }
-
-    /// A connection on which nothing was said kept all others waiting.
-    #[test]
-    fn who_does_not_greet_in_time_is_given_up() {
-        for bytes in [&b""[..], b"[1"] {
-            let (mut a, mut b) = pair();
-            b.write_all(bytes).expect("can send");
-            let error = a.recv_greeting::<Vec<u32>>("x", Duration::from_millis(20)).expect_err("no line came");
-            assert!(format!("{error:#}").contains("in time"), "{error:#}");
-        }
-        let (mut a, mut b) = pair();
-        b.write_all(b"{\"hello\":\"x\"}\n[2]\n").expect("can send");
-        let there: serde_json::Value = a.recv_greeting("x", GREETING_PATIENCE).expect("it is there");
-        assert_eq!(there["hello"], "x");
-        assert_eq!(a.writer.read_timeout().expect("is known"), None, "a test may take long");
-        assert_eq!(a.recv::<Vec<u32>>().expect("it is there"), [2]);
     }
 
     #[test]

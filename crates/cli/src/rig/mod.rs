@@ -5,9 +5,11 @@ mod endpoint;
 mod memory;
 mod partner;
 mod place;
+mod reception;
 
-pub(crate) use control::{Control, GREETING_PATIENCE, listen};
+pub(crate) use control::{Control, listen};
 pub(crate) use endpoint::{Choice, Endpoint, Peer, PeerQp, QKEY, Settings, status_error};
 pub(crate) use memory::Registered;
 pub(crate) use partner::Partner;
 pub(crate) use place::Place;
+pub(crate) use reception::{Client, Reception};

@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// What a server prints before its port.
 const LISTENING: &str = "listening on TCP port ";
@@ -43,6 +45,14 @@ impl Partner {
         format!("{LISTENING}{port}")
     }
 
+    /// Waits a moment for it to end by itself.
+    fn wait(&self) {
+        const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+        if let Ok(ended) = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()) {
+            let _ = poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&PATIENCE));
+        }
+    }
+
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
@@ -51,6 +61,8 @@ impl Partner {
 
 impl Drop for Partner {
     fn drop(&mut self) {
+        // It may be about to end, and to say why.
+        self.wait();
         // Ended already, or not needed any more.
         let _ = self.child.kill();
         let _ = self.child.wait();

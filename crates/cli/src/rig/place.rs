@@ -22,7 +22,7 @@ pub(crate) struct Place {
     /// GID index [default: the side channel's address, else the first of its family]
     #[arg(long)]
     gid_index: Option<u32>,
-    /// (server) End after one client
+    /// (server) End after one client; those that are not for this server do not count
     #[arg(long)]
     pub(crate) once: bool,
 }

@@ -2,12 +2,13 @@
 //!
 //! Layout and formats are those of Documentation/ABI/stable/sysfs-class-infiniband in the kernel's source.
 
+mod folder;
 mod mount;
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
@@ -18,6 +19,7 @@ use ferroce::{Device, PortAttr};
 use ferroce_service::devices::DeviceInfo;
 use ferroce_service::inspect::{Counted, Snapshot, from_pairs};
 
+use self::folder::Folder;
 use crate::programs::{self, Program};
 
 /// How often the counters are written anew.
@@ -28,7 +30,7 @@ const UVERBS_ABI: u32 = 6;
 
 /// The folder, kept up to date as long as this lives, and gone then.
 pub(crate) struct Sysfs {
-    folder: tempfile::TempDir,
+    folder: Folder,
     /// Dropped, it ends the thread.
     alive: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -38,12 +40,7 @@ impl Sysfs {
     /// Makes the folder with all devices.
     pub(crate) fn make() -> Result<Sysfs> {
         let devices = ferroce::devices()?;
-        let folder = tempfile::Builder::new()
-            .prefix("ferroce-sysfs-")
-            // The command may become another user.
-            .permissions(Permissions::from_mode(0o755))
-            .tempdir()
-            .with_context(|| format!("cannot make a folder in {}", std::env::temp_dir().display()))?;
+        let folder = Folder::make_in(&std::env::temp_dir())?;
         let tree = Tree { root: folder.path().to_owned() };
         let filled = tree.fill(&devices);
         filled.with_context(|| format!("cannot write in {}", folder.path().display()))?;

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use self::case::{Case, Op, Transport, cases};
 use self::end::{End, SETTINGS, Verdict};
-use crate::output::{Out, Table, complain};
-use crate::rig::{Control, GREETING_PATIENCE, Partner, Peer, Place, Settings, listen};
+use crate::output::{Closed, Columns, Out, complain};
+use crate::rig::{Client, Control, Partner, Peer, Place, Reception, Settings, listen};
 
 /// How often an unreliable message may be lost before its case is given up.
 const MAX_LOSSES: u32 = 3;
@@ -102,6 +102,20 @@ impl Tally {
         Tally { transport, operation, cases: 0, message_bytes: 0, checked_bytes: 0, lost: 0, given_up: 0 }
     }
 
+    /// Its row.
+    fn cells(&self) -> [String; 7] {
+        let lossy = |count: u64| if self.transport.is_reliable() { "-".into() } else { count.to_string() };
+        [
+            self.transport.to_string(),
+            self.operation.to_string(),
+            self.cases.to_string(),
+            self.message_bytes.to_string(),
+            self.checked_bytes.to_string(),
+            lossy(self.lost),
+            lossy(self.given_up),
+        ]
+    }
+
     /// That is no loss, but a path that carries nothing.
     fn fault(&self) -> Option<String> {
         (self.cases == 0 && self.given_up > 0)
@@ -130,9 +144,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
 fn serve(args: &VerifyArgs) -> Result<u8> {
     let listener = listen(args.place.port)?;
     Out::new().line(Partner::greeting(listener.local_addr()?.port()))?;
+    let mut reception = Reception::open(listener, HELLO)?;
     loop {
-        let (stream, from) = listener.accept().context("cannot accept a TCP connection")?;
-        let result = Control::new(stream).and_then(|control| serve_client(args, control));
+        let client = reception.next()?;
+        let from = client.from;
+        let result = serve_client(args, client);
         if args.place.once {
             return result.map(|()| 0);
         }
@@ -142,8 +158,8 @@ fn serve(args: &VerifyArgs) -> Result<u8> {
     }
 }
 
-fn serve_client(args: &VerifyArgs, mut control: Control) -> Result<()> {
-    let greeting: Greeting = control.recv_greeting(HELLO, GREETING_PATIENCE)?;
+fn serve_client(args: &VerifyArgs, client: Client<Greeting>) -> Result<()> {
+    let Client { greeting, mut control, .. } = client;
     let settings = Settings { events: greeting.settings.events, ..SETTINGS };
     let mut end = End::open(&args.place, &control, settings)?;
     control.send(&end.introduction())?;
@@ -182,10 +198,14 @@ fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
         out.line(format_args!("{client} -> {}; path MTU {mtu}, seed {}", peer.addr, args.seed))?;
     }
 
-    let mut tallies = BTreeMap::new();
+    let mut rows = Rows::new((!args.json).then_some(&mut out))?;
+    let mut tallies = Tallies::new();
     let mut failures = Vec::new();
     'all: for round in 0..args.rounds {
         for case in cases(args.seed.wrapping_add(u64::from(round) << 32), mtu) {
+            if round + 1 == args.rounds {
+                rows.show(tallies.range(..(case.transport, case.op)))?;
+            }
             let tally = tallies.entry((case.transport, case.op)).or_insert_with(|| Tally::new(&case));
             if let Some(fault) = one_case(&mut control, &mut end, &case, &peer, &ah, tally)? {
                 failures.push(format!("{case}: {fault}"));
@@ -194,6 +214,7 @@ fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
             }
         }
     }
+    rows.show(tallies.range(..))?;
     control.send(&Step::End)?;
     failures.extend(tallies.values().filter_map(Tally::fault));
 
@@ -202,11 +223,8 @@ fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
         let server_address = peer.addr.to_string();
         let (seed, rounds, failures) = (args.seed, args.rounds, &failures[..]);
         out.json(&Report { client: &client, server_address, path_mtu: mtu, seed, rounds, results, failures })?;
-    } else {
-        table(&results).print(&mut out)?;
-        if failures.is_empty() {
-            out.line(summary(&results))?;
-        }
+    } else if failures.is_empty() {
+        out.line(summary(&results))?;
     }
     for failure in &failures {
         complain(format_args!("WRONG: {failure}"));
@@ -256,22 +274,45 @@ fn summary(tallies: &[&Tally]) -> String {
     text
 }
 
-fn table(tallies: &[&Tally]) -> Table {
-    let mut table =
-        Table::new(&["TYPE", "OPERATION", ">CASES", ">MESSAGE BYTES", ">BYTES CHECKED", ">LOST", ">GIVEN UP"]);
-    for tally in tallies {
-        let lossy = |count: u64| if tally.transport.is_reliable() { "-".into() } else { count.to_string() };
-        table.row([
-            tally.transport.to_string(),
-            tally.operation.to_string(),
-            tally.cases.to_string(),
-            tally.message_bytes.to_string(),
-            tally.checked_bytes.to_string(),
-            lossy(tally.lost),
-            lossy(tally.given_up),
+/// By service type and operation, in the order of the cases.
+type Tallies = BTreeMap<(Transport, Op), Tally>;
+
+/// The table, whose rows are written as soon as they are complete.
+struct Rows<'a> {
+    /// None: nothing is written.
+    out: Option<&'a mut Out>,
+    columns: Columns,
+    /// So many are written.
+    shown: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Writes the headings.
+    fn new(mut out: Option<&'a mut Out>) -> Result<Rows<'a>, Closed> {
+        let columns = Columns::new(&[
+            ("TYPE", 4),
+            ("OPERATION", 25),
+            (">CASES", 8),
+            (">MESSAGE BYTES", 15),
+            (">BYTES CHECKED", 15),
+            (">LOST", 6),
+            (">GIVEN UP", 8),
         ]);
+        if let Some(out) = &mut out {
+            out.line(columns.heading())?;
+        }
+        Ok(Rows { out, columns, shown: 0 })
     }
-    table
+
+    /// Writes those of the first tallies that are not written yet.
+    fn show<'t>(&mut self, first: impl Iterator<Item = (&'t (Transport, Op), &'t Tally)>) -> Result<(), Closed> {
+        let Some(out) = &mut self.out else { return Ok(()) };
+        for (_, tally) in first.skip(self.shown) {
+            out.line(self.columns.row(&tally.cells()))?;
+            self.shown += 1;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ Programs start it by themselves; it ends when nobody has used it for a while.
   FERROCE_SERVICE_IDLE_S   seconds without users after which it ends (10; 0: never)
   FERROCE_CONFIG           the configuration, instead of /etc/ferroce/ferroce.toml and ~/.config/ferroce/ferroce.toml
   FERROCE_LOG              without a log file: log on standard error (error, warn, info, debug, trace)
+An empty variable is as one that is not set. README.md has all variables, those of programs too.
 
 The configuration, with what it has by itself:
 
@@ -43,6 +44,9 @@ The configuration, with what it has by itself:
   cm_loss_permille = 0             # of the connection manager's packets
 ";
 
+/// Seconds without users after which the service ends.
+const IDLE_VARIABLE: &str = "FERROCE_SERVICE_IDLE_S";
+
 /// What the keeper calls its child with.
 const WORKER: &str = "--worker";
 
@@ -57,7 +61,8 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 
 fn main() -> ExitCode {
     let arguments = std::env::args().skip(1).collect();
-    let parsed = match parse(arguments, environment::var("FERROCE_SERVICE_IDLE_S").ok()) {
+    let parsed = environment::text(IDLE_VARIABLE).map_err(|error| error.to_string());
+    let parsed = match parsed.and_then(|idle_s| parse(arguments, idle_s)) {
         Ok(Some(parsed)) => parsed,
         Ok(None) => {
             let _ = std::io::stdout().write_all(HELP.as_bytes());
@@ -185,7 +190,7 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
         None => Config::load().map_err(|error| error.to_string())?,
     };
     let idle_s = match idle_s {
-        Some(text) => Some(text.parse().map_err(|_| format!("FERROCE_SERVICE_IDLE_S={text} is not a number"))?),
+        Some(text) => Some(seconds(&text)?),
         None => config.idle_s,
     };
     if let Some(seconds) = idle_s {
@@ -195,4 +200,9 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
     options.serve = config.serve;
     options.fault = config.fault;
     Ok(Some(Parsed { options, config, role }))
+}
+
+fn seconds(text: &str) -> Result<u64, String> {
+    let allowed = "it can be a whole number of seconds (0: the service never ends)";
+    text.parse().map_err(|_| environment::wrong(IDLE_VARIABLE, text, allowed).to_string())
 }

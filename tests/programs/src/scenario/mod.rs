@@ -111,6 +111,8 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("pingpong-no-server", VETH, wrong::pingpong_no_server),
     scenario("port-held", VETH, wrong::port_held),
     scenario("wrong-counters", HOST, wrong::counters),
+    scenario("wrong-variables", HOST, wrong::variables),
+    scenario("wrong-config", VETH, wrong::config),
     scenario("service-absent", VETH, wrong::service_absent),
 ];
 

@@ -116,6 +116,42 @@ pub(super) fn counters(world: &World<'_>) -> Result<(), Failure> {
     says(&ends_in_failure(program)?, "cannot write the counters to /nowhere/counters")
 }
 
+/// Values of variables that cannot be: refused in a line that names variable and value, and says what is allowed.
+pub(super) fn variables(world: &World<'_>) -> Result<(), Failure> {
+    let fifo = world.launcher.scratch("fifo");
+    let fifo = fifo.to_str().expect("temporary folders have plain names");
+    let made = std::process::Command::new("mkfifo").args(["--mode=666", fifo]).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return Err(Failure::new(format!("cannot make the FIFO {fifo}")));
+    }
+    let args = ["--mode", "state"];
+    for (variable, value, said) in [
+        ("FERROCE_LOOPBACK", "yes", r#"FERROCE_LOOPBACK is "yes": it can be 0 (as without it) or 1"#),
+        ("FERROCE_SAME_HOST", "tcp", r#"FERROCE_SAME_HOST is "tcp": it can be ring (as without it) or udp"#),
+        ("FERROCE_FAULT", "loss=2", r#"FERROCE_FAULT is "loss=2": loss does not take `2` but a probability"#),
+        ("FERROCE_PCAP", "/dev/full", "/dev/full that FERROCE_PCAP asks for: it is neither a regular file nor a FIFO"),
+        ("FERROCE_PCAP", fifo, "FERROCE_PCAP asks for: nobody reads this FIFO"),
+        ("FERROCE_COUNTERS", "/dev/full", "/dev/full, as FERROCE_COUNTERS asks: it is no regular file"),
+        ("FERROCE_COUNTERS", fifo, "as FERROCE_COUNTERS asks: it is no regular file"),
+    ] {
+        let env = [LOG[0], (variable, value)];
+        let program = world.start("program", &world.wire.server, Identity::Ordinary, &env, "wrong", &args)?;
+        says(&ends_in_failure(program)?, said)?;
+    }
+    // Empty ones are as if they were not there.
+    let empty = ["FERROCE_LOG", "FERROCE_SAME_HOST", "FERROCE_FAULT", "FERROCE_PCAP", "FERROCE_COUNTERS"];
+    quiet(&world.alone(&empty.map(|name| (name, "")), "wrong", &args, SOON)?)
+}
+
+/// A configuration without end.
+pub(super) fn config(world: &World<'_>) -> Result<(), Failure> {
+    let wire = world.wire.place.make()?;
+    let env = [LOG[0], ("FERROCE_CONFIG", "/dev/zero")];
+    let fresh = World { wire: &wire, launcher: world.launcher };
+    let program = fresh.start("program", &wire.server, Identity::Ordinary, &env, "wrong", &["--mode", "state"])?;
+    says(&ends_in_failure(program)?, "the configuration /dev/zero cannot be read: it is no regular file")
+}
+
 /// A service that cannot be started.
 pub(super) fn service_absent(world: &World<'_>) -> Result<(), Failure> {
     let wire = world.wire.place.make()?;
