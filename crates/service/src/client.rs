@@ -20,7 +20,7 @@ use crate::cm::protocol::{CmReply, CmRequest};
 use crate::config::{Config, Trust};
 use crate::protocol::{self, CmIdStatus, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
 use crate::start::{self, Started};
-use crate::{DEFAULT_NAME, ServiceError, seqpacket, sys};
+use crate::{DEFAULT_NAME, ServiceError, seqpacket, standing, sys};
 
 /// How to find the service, and how to start it.
 #[derive(Clone, Debug)]
@@ -452,6 +452,7 @@ impl Line {
         let deadline = Instant::now() + self.patience;
         let mut buffer = vec![0; REPLY_BYTES_MAX];
         loop {
+            self.wait_with_a_word();
             let received = match seqpacket::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
                 Ok(received) if received.len == 0 => return Err(self.lost(Errno::CONNRESET)),
                 Ok(received) => received,
@@ -475,11 +476,29 @@ impl Line {
         }
     }
 
+    /// Waits for the first seconds of a reply, and says what it waits for if that is not all.
+    fn wait_with_a_word(&self) {
+        const SILENT: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
+        if self.patience <= Duration::from_secs(SILENT.tv_sec as u64) {
+            return;
+        }
+        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+        if rustix::event::poll(&mut polled, Some(&SILENT)) == Ok(0) {
+            log::warn!("{}; giving up after {:?}", standing::silence_of(&self.socket), self.patience);
+        }
+    }
+
     /// Sends a request under the next id.
     fn send(&mut self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         self.last_id += 1;
         let message = protocol::encode(self.last_id, request);
-        seqpacket::send(&self.socket, &[&message], descriptors, SendFlags::empty()).map_err(|errno| self.lost(errno))
+        let send = |descriptors| seqpacket::send(&self.socket, &[&message], descriptors, SendFlags::empty());
+        let sent = match send(descriptors) {
+            // The service takes none at this stage, as it has what it needs.
+            Err(Errno::PERM) if !descriptors.is_empty() => send(&[]),
+            sent => sent,
+        };
+        sent.map_err(|errno| self.lost(errno))
     }
 
     fn lost(&self, errno: Errno) -> Failure {

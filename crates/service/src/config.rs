@@ -168,12 +168,14 @@ impl From<Level> for log::LevelFilter {
     }
 }
 
-/// The table `[fault]`: what happens to the connection manager's packets, to see what programs make of it.
+/// The table `[fault]`: what happens to the connection manager's packets, to see what programs make of it, and what the kernel lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fault {
     /// So many of 1,000 packets that it sends are lost.
     pub cm_loss_permille: u16,
+    /// The service does as on Linux before 6.5, where sockets cannot refuse descriptors and do not tell who is at their other end.
+    pub old_kernel: bool,
 }
 
 /// The tables `[limits.process]` and `[limits.user]`.

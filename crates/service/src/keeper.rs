@@ -4,14 +4,18 @@
 //! and no lane is lost. It ends with the service's orderly end. A keeper that dies is replaced by the service: the first
 //! one is the service's parent, later ones are started by it.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 
 use crate::server;
+use crate::standing::Process;
 use crate::store::{self, Held, Key, Message, Operation, StateFile};
 use crate::{ServiceError, sys};
 
@@ -23,6 +27,19 @@ const CRASHES_WITHIN: Duration = Duration::from_secs(60);
 /// one it takes twice as long, up to the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// How often a service says that it lives, and how long the keeper waits at a time.
+pub(crate) const BEAT: Duration = Duration::from_secs(2);
+
+/// A service that said nothing in so many waits of [`BEAT`], one after the other, hangs. Waits that the keeper slept through (it was
+/// stopped, the machine was suspended) count as one: the service did not run either.
+const SILENT_MAX: u32 = 6;
+
+/// The same for one that wants to run and does not get a core, or is busy, and for one that has said nothing yet.
+const SILENT_BUSY_MAX: u32 = 30;
+
+/// So long the end of a killed service is waited for. It runs no more, but may have to wait for a file system to close its files.
+const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Listens at the name, runs services one after the other, and returns when one ended in order.
 ///
@@ -44,16 +61,21 @@ pub fn run(name: &str, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Re
 pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), ServiceError> {
     let mut held = Held::new();
     let failed = |what| ServiceError::new(libc::EPROTO, what);
-    match attend(socket, &mut held).map_err(failed)? {
+    let (pid, parent) = parent_at(socket.as_fd());
+    let ended = attend(socket, &mut held, pid).map_err(failed)?;
+    if ended == Ended::Hung {
+        parent.iter().for_each(end);
+    }
+    match ended {
         Ended::InOrder => Ok(()),
-        Ended::Crashed if held.contains_key(&Key::Listener) => {
+        Ended::Crashed | Ended::Hung if held.contains_key(&Key::Listener) => {
             log::error!("the service has crashed; starting it again");
             let mut crashes = Crashes::default();
             crashes.pause()?;
             let started = start_again(worker, &mut crashes)?;
             keep(held, started, worker, crashes)
         }
-        Ended::Crashed => Err(failed("the service crashed before it had said what to keep".into())),
+        Ended::Crashed | Ended::Hung => Err(failed("the service crashed before it had said what to keep".into())),
     }
 }
 
@@ -66,21 +88,62 @@ fn keep(
 ) -> Result<(), ServiceError> {
     loop {
         let (mut child, socket) = started;
-        let ended = give(&socket, &held).and_then(|()| attend(&socket, &mut held)).unwrap_or_else(|what| {
+        let attended = give(&socket, &held).and_then(|()| attend(&socket, &mut held, child.id()));
+        let ended = attended.unwrap_or_else(|what| {
             // It waits for an answer, or believes to be kept when it is not: better a new one.
             log::error!("{what}");
-            let _ = child.kill();
-            Ended::Crashed
+            Ended::Hung
         });
+        match ended {
+            Ended::Hung => {
+                let _ = child.kill();
+            }
+            // Nobody is to wait for an answer at a name where nobody listens.
+            Ended::InOrder => drop(held.remove(&Key::Listener)),
+            Ended::Crashed => {}
+        }
         drop(socket);
-        let status =
-            child.wait().map_err(|error| ServiceError::system("cannot wait for the service", sys::errno(&error)))?;
-        if ended == Ended::InOrder || status.success() {
+        let status = wait_for(&mut child)?;
+        if ended == Ended::InOrder || status.is_some_and(|status| status.success()) {
             return Ok(());
         }
-        log::error!("the service has ended with {status}; starting it again");
+        match status {
+            Some(status) => log::error!("the service has ended with {status}; starting it again"),
+            None => log::error!("the service was killed, and does not end; starting another one"),
+        }
         crashes.pause()?;
         started = start_again(worker, &mut crashes)?;
+    }
+}
+
+/// The process at the other end of a socket which started this one, and made the socket: its number, and a pidfd if it is still our parent.
+pub(crate) fn parent_at(socket: BorrowedFd<'_>) -> (u32, Option<OwnedFd>) {
+    let pid = sys::peer(socket).map_or(0, |peer| peer.pid);
+    // Nobody else has the number as long as it is our parent's. If it has died already, we have another one.
+    let is_parent = || getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == pid);
+    let parent = getppid().filter(|_| is_parent());
+    let parent = parent.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).filter(|_| is_parent());
+    (pid, parent)
+}
+
+/// Kills a service, and waits for its end.
+fn end(pidfd: &OwnedFd) {
+    let _ = pidfd_send_signal(pidfd, Signal::KILL);
+    let timeout = Timespec::try_from(END_WITHIN).ok();
+    let _ = rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref());
+}
+
+/// How a service has ended; None: not within [`END_WITHIN`].
+fn wait_for(child: &mut Child) -> Result<Option<ExitStatus>, ServiceError> {
+    const PAUSE: Duration = Duration::from_millis(5);
+    let give_up = Instant::now() + END_WITHIN;
+    loop {
+        let status = child.try_wait();
+        let status = status.map_err(|error| ServiceError::system("cannot wait for the service", sys::errno(&error)))?;
+        if status.is_some() || Instant::now() > give_up {
+            return Ok(status);
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -138,6 +201,50 @@ fn given_up(crashes: usize) -> ServiceError {
 enum Ended {
     InOrder,
     Crashed,
+    /// It is to be killed.
+    Hung,
+}
+
+/// How long a service has said nothing.
+struct Silence {
+    pid: u32,
+    waits: u32,
+    /// It has said something before.
+    has_begun: bool,
+}
+
+impl Silence {
+    fn of(pid: u32) -> Silence {
+        Silence { pid, waits: 0, has_begun: false }
+    }
+
+    fn break_it(&mut self) {
+        (self.waits, self.has_begun) = (0, true);
+    }
+
+    /// One more wait was over. True: the service hangs.
+    fn is_too_long(&mut self) -> bool {
+        self.waits += 1;
+        let state = Process::of(self.pid).map(|process| process.state);
+        let is_too_long = silent_max(state, self.has_begun).is_some_and(|most| self.waits >= most);
+        if is_too_long {
+            let state = state.map_or_else(|| "unknown".into(), |state| state.to_string());
+            let silent = BEAT * self.waits;
+            log::error!("the service (pid {}, state {state}) has said nothing for {silent:?}; replacing it", self.pid);
+        }
+        is_too_long
+    }
+}
+
+/// How many waits a service in this state (of proc(5)) may be silent; None: as long as it likes.
+fn silent_max(state: Option<char>, has_begun: bool) -> Option<u32> {
+    match state {
+        // Somebody looks at it with a debugger.
+        Some('t') => None,
+        Some('R') | None => Some(SILENT_BUSY_MAX),
+        _ if !has_begun => Some(SILENT_BUSY_MAX),
+        _ => Some(SILENT_MAX),
+    }
 }
 
 /// Starts a process that finds the other end of a socket at its standard input.
@@ -165,9 +272,19 @@ fn give(socket: &OwnedFd, held: &Held) -> Result<(), String> {
 }
 
 /// Keeps what the service says until it is gone. An error: there is no understanding with it.
-fn attend(socket: &OwnedFd, held: &mut Held) -> Result<Ended, String> {
+fn attend(socket: &OwnedFd, held: &mut Held, pid: u32) -> Result<Ended, String> {
+    sockopt::set_socket_timeout(socket, Timeout::Recv, Some(BEAT))
+        .map_err(|errno| format!("the service cannot be waited for: {errno}"))?;
+    let mut silence = Silence::of(pid);
     loop {
-        let (answer, key) = match store::recv(socket) {
+        let message = store::recv(socket);
+        if message.is_ok() {
+            silence.break_it();
+        }
+        let (answer, key) = match message {
+            Ok(Message { operation: Operation::Alive, .. }) => continue,
+            Err(Errno::AGAIN) if silence.is_too_long() => return Ok(Ended::Hung),
+            Err(Errno::AGAIN) => continue,
             Ok(Message { operation: Operation::Put, key, descriptor: Some(descriptor) }) => {
                 held.insert(key, descriptor);
                 (Operation::Done, key)
@@ -200,6 +317,15 @@ fn attend(socket: &OwnedFd, held: &mut Held) -> Result<Ended, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_looked_at_by_a_debugger_may_be_silent() {
+        assert_eq!(silent_max(Some('t'), true), None);
+        assert_eq!(silent_max(Some('T'), true), Some(SILENT_MAX));
+        assert_eq!(silent_max(Some('S'), false), Some(SILENT_BUSY_MAX));
+        assert_eq!(silent_max(Some('R'), true), Some(SILENT_BUSY_MAX));
+        assert!(BEAT * SILENT_MAX >= Duration::from_secs(10));
+    }
 
     #[test]
     fn pauses_grow_until_it_is_given_up() {

@@ -5,6 +5,7 @@
 //! to lanes, so that the service is not on the data path. See [`client::Client`] and [`server`].
 
 pub mod client;
+mod closing;
 pub mod cm;
 pub mod config;
 pub mod devices;
@@ -21,6 +22,7 @@ mod probe;
 pub mod protocol;
 mod seqpacket;
 pub mod server;
+pub mod standing;
 pub mod start;
 mod steer;
 mod store;

@@ -5,11 +5,13 @@
 //!
 //! | message | descriptors |
 //! |---|---|
-//! | `Hello` | a pidfd of the program (none where the kernel has none: then only the end of the connection is seen) |
+//! | `Hello` | a pidfd of the program (none where the kernel has none: then only the end of the connection is seen; and none where the service takes none, EPERM, because it has one from the kernel) |
 //! | `Lane` | the receive sockets, then the lane's end of its relay |
 //! | `Reclaim` | the receive socket of a lane that an earlier service lent |
 //! | `Reclaimed` | the lane's end of its new relay |
 //! | `Cm(Channel)` | the program's end of the event channel |
+//!
+//! Whoever sends other descriptors to the service, more of them, or in other messages, is disconnected.
 //!
 //! The relay is a SOCK_SEQPACKET socket pair that carries two kinds of messages in both directions: [`RelayHeader`] and a
 //! packet, or a [`RingCall`], an offer of it with the descriptor of the ring's memory. When all copies of the lane's end
@@ -36,6 +38,9 @@ pub const STATUS_PAGE: usize = 64;
 
 /// Ids in one page of the connection manager's.
 pub const CM_ID_PAGE: usize = 256;
+
+/// Bytes of a ring's memory, at most.
+pub const RING_BYTES_MAX: i64 = 4 << 20;
 
 /// Longest program name that is kept, in characters.
 pub const PROGRAM_CHARS_MAX: usize = 64;

@@ -10,8 +10,11 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// Descriptors in one message, at most.
+/// Descriptors in one message of ours, at most.
 pub(crate) const DESCRIPTORS_MAX: usize = 4;
+
+/// Descriptors in any message, at most (`SCM_MAX_FD` of the kernel).
+const DESCRIPTORS_OF_ANY_MAX: usize = 253;
 
 /// A received datagram.
 #[derive(Debug)]
@@ -59,10 +62,25 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives one datagram. Descriptors beyond [`DESCRIPTORS_MAX`] are closed.
+/// Receives one datagram. Descriptors beyond [`DESCRIPTORS_MAX`] are closed: for messages of the service and of the keeper.
 pub(crate) fn recv(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Received, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    recv_with(socket, buffer, flags, &mut space)
+}
+
+/// Receives one datagram with all its descriptors, so that none is closed by the call itself.
+pub(crate) fn recv_all(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_OF_ANY_MAX))];
+    recv_with(socket, buffer, flags, &mut space)
+}
+
+fn recv_with(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+    space: &mut [MaybeUninit<u8>],
+) -> Result<Received, Errno> {
+    let mut control = RecvAncillaryBuffer::new(space);
     let message =
         rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
     let descriptors = control
@@ -74,4 +92,11 @@ pub(crate) fn recv(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Re
         .flatten()
         .collect();
     Ok(Received { len: message.bytes, truncated: message.flags.contains(ReturnFlags::TRUNC), descriptors })
+}
+
+/// Whether the next datagram has descriptors, or cannot be looked at. None is received, and the datagram stays where it is.
+pub(crate) fn carries_descriptors(socket: impl AsFd) -> bool {
+    let mut none = RecvAncillaryBuffer::default();
+    let looked = rustix::net::recvmsg(&socket, &mut [], &mut none, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    looked.map_or_else(|errno| errno != Errno::AGAIN, |message| message.flags.contains(ReturnFlags::CTRUNC))
 }

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant, SystemTime};
 use ferroce_wire::UDP_PORT;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{SendFlags, Shutdown, SocketFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::closing::{self, Closer, Closers, Foreign};
 use crate::config::{Fault, Limits, Serve};
 use crate::group::{Group, SocketId};
 use crate::protocol::{
@@ -58,6 +59,9 @@ const ACCEPTS_PER_TURN: usize = 16;
 
 /// How long nothing is accepted after descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long until a thread is tried to be started again.
+const CLOSE_PAUSE: Duration = Duration::from_millis(100);
 
 /// How often sockets that could not be closed are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
@@ -151,6 +155,8 @@ impl Source {
 struct Client {
     connection: OwnedFd,
     peer: Peer,
+    /// Of its user.
+    closer: Closer,
     /// Seconds of Unix time.
     since_s: u64,
     /// None before its `Hello`.
@@ -166,6 +172,8 @@ struct Client {
 #[derive(Debug)]
 struct Lend {
     relay: OwnedFd,
+    /// Of the user who has the relay's other end.
+    closer: Closer,
     /// None: given back.
     lane: Option<u16>,
     /// Names the lease; random, not 0.
@@ -209,6 +217,9 @@ pub struct Service {
     kept: Option<Kept>,
     /// The store does not have the state as it is.
     dirty: bool,
+    closers: Closers,
+    /// Some that is to be closed has no thread yet: looked at again then.
+    close_again: Option<Instant>,
     clients: BTreeMap<u64, Client>,
     /// Clients that are still to say `Hello`, and until when, in that order. Those that have, or are gone, leave at the front.
     silent: VecDeque<(Instant, u64)>,
@@ -246,6 +257,10 @@ impl Service {
         let failed = |errno| ServiceError::system("cannot watch the service's sockets", errno);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &listener, Source::Listener.token(), epoll::EventFlags::IN).map_err(failed)?;
+        let uid = rustix::process::geteuid().as_raw();
+        if !options.fault.old_kernel {
+            closing::refuse(&listener, true);
+        }
         Ok(Service {
             cm: cm::Host::new(options.port, options.limits.process.pending_connections, options.fault),
             guids: None,
@@ -254,13 +269,15 @@ impl Service {
             group: None,
             opened: None,
             listener,
-            uid: rustix::process::geteuid().as_raw(),
+            uid,
             started_s: unix_time_s(),
             begun: Instant::now(),
             restarts: 0,
             store: Arc::new(store),
             kept: None,
             dirty: false,
+            closers: Closers::new(uid),
+            close_again: None,
             clients: BTreeMap::new(),
             silent: VecDeque::new(),
             lends: BTreeMap::new(),
@@ -343,8 +360,10 @@ impl Service {
         let sweep = self.group.as_ref().filter(|group| group.wants_sweep()).map(|_| now + SWEEP_INTERVAL);
         let keeper = self.kept.as_ref().and_then(|kept| kept.again);
         let silent = self.silent.front().map(|(until, _)| *until);
-        let times = [idle, sweep, keeper, silent, self.waiting_until(), self.accept_again, self.cm.next_timeout()];
-        let next = times.into_iter().flatten().min()?;
+        let beat = self.kept.as_ref().map(|kept| kept.beat);
+        let house = [beat, idle, sweep, keeper, silent, self.waiting_until(), self.accept_again, self.close_again];
+        let times = house.into_iter().chain([self.cm.next_timeout()]);
+        let next = times.flatten().min()?;
         // One millisecond more: not just before the time.
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Timespec::try_from(wait).ok()
@@ -360,10 +379,12 @@ impl Service {
 
     fn keep_house(&mut self) {
         let now = Instant::now();
+        self.beat(now);
         self.settle_brought_along();
         self.cm.tick();
         self.rewatch_channels();
         self.close_silent(now);
+        self.close_again = (!self.closers.attend()).then_some(now + CLOSE_PAUSE);
         if let Some(group) = self.group.as_mut()
             && (group.unsettled() || (group.wants_sweep() && self.swept + SWEEP_INTERVAL <= now))
         {
@@ -402,37 +423,71 @@ impl Service {
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
                     // The listener stays readable: without a pause this would spin.
                     log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?}");
-                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
-                    self.watch_listener(epoll::EventFlags::empty());
-                    return;
+                    return self.pause_accepting();
                 }
                 Err(_) => {} // The connection has ended again.
             }
         }
+        if self.closers.are_many_pending() {
+            self.pause_accepting();
+        }
+    }
+
+    fn pause_accepting(&mut self) {
+        self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+        self.watch_listener(epoll::EventFlags::empty());
     }
 
     fn add_client(&mut self, connection: OwnedFd) {
         let id = self.next_client;
         let peer = match sys::peer(connection.as_fd()) {
             Ok(peer) => peer,
-            Err(error) => return log::warn!("a client without credentials: {error}"),
+            Err(error) => {
+                log::warn!("a client without credentials: {error}");
+                return self.closers.of(closing::NOBODY_KNOWN).retire(connection);
+            }
         };
+        let closer = self.closers.of(peer.uid);
         if let Err(error) = self.may_connect(peer.uid) {
             let refusal = protocol::encode(0, Reply::Error { errno: error.errno(), what: error.to_string() });
             let _ = seqpacket::send(&connection, &[&refusal], &[], SendFlags::DONTWAIT);
-            return;
+            return closer.retire(connection);
         }
         let watch = epoll::add(&self.epoll, &connection, Source::Client(id).token(), epoll::EventFlags::IN)
             .and_then(|()| self.store.put(Key::Client(id), &connection));
         if let Err(errno) = watch {
-            return log::warn!("cannot watch a client: {errno}");
+            log::warn!("cannot watch a client: {errno}");
+            return closer.retire(connection);
         }
         self.next_client += 1;
-        let client =
-            Client { connection, peer, since_s: unix_time_s(), program: None, pidfd: None, lanes: BTreeMap::new() };
+        let (since_s, lanes) = (unix_time_s(), BTreeMap::new());
+        let client = Client { connection, peer, closer, since_s, program: None, pidfd: None, lanes };
         self.clients.insert(id, client);
+        self.watch_process(id);
         self.silent.push_back((Instant::now() + HELLO_WITHIN, id));
         self.dirty = true;
+    }
+
+    /// Asks the kernel for the pidfd of a client's process.
+    fn watch_process(&mut self, id: u64) {
+        if self.options.fault.old_kernel {
+            return;
+        }
+        let pidfd = sys::peer_pidfd(self.clients[&id].connection.as_fd()).map_err(|error| sys::errno(&error));
+        if let Err(errno) = pidfd.and_then(|pidfd| self.watch_death(id, pidfd)) {
+            log::debug!("client {id} is to bring a pidfd: {errno}");
+        }
+    }
+
+    fn watch_death(&mut self, id: u64, pidfd: OwnedFd) -> Result<(), Errno> {
+        epoll::add(&self.epoll, &pidfd, Source::Death(id).token(), epoll::EventFlags::IN)?;
+        if let Err(errno) = self.store.put(Key::Pidfd(id), &pidfd) {
+            // Its process has it open as well: epoll would still watch it.
+            self.unwatch(&pidfd);
+            return Err(errno);
+        }
+        self.clients.get_mut(&id).expect("it is there").pidfd = Some(pidfd);
+        Ok(())
     }
 
     /// Closes connections on which nobody has said `Hello` in time: they take the place of programs.
@@ -471,9 +526,12 @@ impl Service {
         }
         for channel in self.cm.remove_client(id) {
             self.unwatch(&channel);
+            client.closer.retire(channel);
         }
         self.unwatch(&client.connection);
+        // The keeper first: whoever closes it last closes what is in it.
         self.store.remove(Key::Client(id));
+        client.closer.retire(client.connection);
         for lane in client.lanes.keys() {
             self.free_lane(*lane);
         }
@@ -485,7 +543,10 @@ impl Service {
             let Some(client) = self.clients.get(&id) else {
                 return;
             };
-            let received = match seqpacket::recv(&client.connection, &mut buffer, RecvFlags::DONTWAIT) {
+            if client.closer.must_not_receive(&client.connection) {
+                return self.remove_client(id, "too much that its user has sent cannot be closed");
+            }
+            let received = match client.closer.recv(&client.connection, &mut buffer) {
                 Ok(received) => received,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => continue,
@@ -508,7 +569,19 @@ impl Service {
         }
     }
 
-    fn answer(&mut self, id: u64, request: u64, body: Request, descriptors: Vec<OwnedFd>) {
+    fn answer(&mut self, id: u64, request: u64, body: Request, descriptors: Foreign) {
+        let descriptor = match &body {
+            Request::Hello { .. } => descriptors.pidfd(),
+            Request::Reclaim { .. } => descriptors.udp_socket(),
+            _ => descriptors.none().map(|()| None),
+        };
+        let descriptor = match descriptor {
+            Ok(descriptor) => descriptor,
+            Err(unexpected) => {
+                self.reply_error(id, request, libc::EPROTO, unexpected.to_string());
+                return self.remove_client(id, "it sends descriptors that nobody wants");
+            }
+        };
         let greeted = self.clients.get(&id).is_some_and(|client| client.program.is_some());
         if !matches!(body, Request::Reclaim { .. }) {
             // Whoever gets another answer finds lanes steered to. (For several of one program the order is found out once.)
@@ -519,12 +592,12 @@ impl Service {
                 if again && self.begun.elapsed() < NEW {
                     self.cm.gather(GATHERING);
                 }
-                self.greet(id, version, program, descriptors)
+                self.greet(id, version, program, descriptor).inspect(|_| self.expect_sockets(id, again))
             }
             Request::Hello { .. } => Err(ServiceError::new(libc::EPROTO, "a second Hello")),
             _ if !greeted => Err(ServiceError::new(libc::EPROTO, "the first request is not Hello")),
             Request::LeaseLane => return self.lease(id, request),
-            Request::Reclaim { lane, lease } => return self.reclaim(id, request, lane, lease, descriptors),
+            Request::Reclaim { lane, lease } => return self.reclaim(id, request, lane, lease, descriptor),
             Request::ReleaseLane { lane } => self.release(id, lane),
             Request::Lease { lane } => Ok(Reply::Leased { lane, lease: self.lease_for(id, lane) }),
             Request::JoinGroup { lane, group, ifindex } => self.join_group(id, lane, group, ifindex),
@@ -539,13 +612,7 @@ impl Service {
         }
     }
 
-    fn greet(
-        &mut self,
-        id: u64,
-        version: u32,
-        program: String,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Reply, ServiceError> {
+    fn greet(&mut self, id: u64, version: u32, program: String, pidfd: Option<OwnedFd>) -> Result<Reply, ServiceError> {
         if version != VERSION {
             return Err(ServiceError::new(
                 libc::EPROTONOSUPPORT,
@@ -556,17 +623,23 @@ impl Service {
                 ),
             ));
         }
-        let client = self.clients.get_mut(&id).expect("the client asks");
-        if let Some(pidfd) = descriptors.into_iter().next() {
-            epoll::add(&self.epoll, &pidfd, Source::Death(id).token(), epoll::EventFlags::IN)
-                .and_then(|()| self.store.put(Key::Pidfd(id), &pidfd))
-                .map_err(|errno| ServiceError::system("the descriptor of Hello is not a pidfd", errno))?;
-            client.pidfd = Some(pidfd);
+        if let Some(pidfd) = pidfd.filter(|_| self.clients[&id].pidfd.is_none()) {
+            let failed = |errno| ServiceError::system("cannot watch the program's process", errno);
+            self.watch_death(id, pidfd).map_err(failed)?;
         }
         self.dirty = true;
+        let client = self.clients.get_mut(&id).expect("the client asks");
         let printable = program.chars().map(|c| if c.is_control() { '?' } else { c });
         client.program = Some(printable.take(PROGRAM_CHARS_MAX).collect());
         Ok(Reply::Welcome { version: VERSION, pid: std::process::id(), uid: self.uid })
+    }
+
+    /// A program that had an earlier service may bring sockets along.
+    fn expect_sockets(&self, id: u64, again: bool) {
+        let client = &self.clients[&id];
+        if again && self.may_hold_sockets(client.peer) {
+            closing::refuse(&client.connection, false);
+        }
     }
 
     fn open_group(&mut self) -> Result<&mut Group, ServiceError> {
@@ -639,6 +712,27 @@ impl Service {
 
     fn reply_error(&mut self, id: u64, request: u64, errno: i32, what: String) {
         self.reply(id, request, Reply::Error { errno, what }, &[]);
+    }
+}
+
+impl Drop for Service {
+    /// The end holds nobody up either: neither the next service, which waits for the name, nor the process.
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        for _ in 0..=BACKLOG {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(connection) => self.closers.of(closing::NOBODY_KNOWN).retire(connection),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => break,
+            }
+        }
+        for (id, client) in std::mem::take(&mut self.clients) {
+            self.cm.remove_client(id).into_iter().for_each(|channel| client.closer.retire(channel));
+            client.closer.retire(client.connection);
+        }
+        for lend in std::mem::take(&mut self.lends).into_values() {
+            lend.closer.retire(lend.relay);
+        }
     }
 }
 

@@ -87,11 +87,13 @@ pub(crate) enum Operation {
     Failed = 6,
     /// To the keeper: this service ends in order, and no other is to follow. Answered.
     Leave = 7,
+    /// To the keeper: this service gets round to its work. Not answered.
+    Alive = 8,
 }
 
 impl Operation {
     fn of(byte: u8) -> Option<Operation> {
-        [Self::Held, Self::End, Self::Put, Self::Remove, Self::Done, Self::Failed, Self::Leave]
+        [Self::Held, Self::End, Self::Put, Self::Remove, Self::Done, Self::Failed, Self::Leave, Self::Alive]
             .into_iter()
             .find(|operation| *operation as u8 == byte)
     }
@@ -111,14 +113,24 @@ pub(crate) fn send(
     key: Key,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
+    send_with(socket, operation, key, descriptor, SendFlags::empty())
+}
+
+fn send_with(
+    socket: impl AsFd,
+    operation: Operation,
+    key: Key,
+    descriptor: Option<BorrowedFd<'_>>,
+    flags: SendFlags,
+) -> Result<(), Errno> {
     let mut bytes = [0; 9];
     bytes[0] = operation as u8;
     bytes[1..].copy_from_slice(&key.number().to_le_bytes());
     let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
-    seqpacket::send(socket, &[&bytes], &descriptors, SendFlags::empty())
+    seqpacket::send(socket, &[&bytes], &descriptors, flags)
 }
 
-/// The next message; blocks. CONNRESET: the other end is gone.
+/// The next message; blocks. CONNRESET: the other end is gone. AGAIN: there was none in the time that the socket's option says.
 pub(crate) fn recv(socket: impl AsFd) -> Result<Message, Errno> {
     let mut bytes = [0; 9];
     let received = rustix::io::retry_on_intr(|| seqpacket::recv(&socket, &mut bytes, RecvFlags::empty()))?;
@@ -219,6 +231,14 @@ impl Store {
     pub(crate) fn leave(&self) {
         // Whoever has no keeper is followed by nobody anyway.
         let _ = self.ask(Operation::Leave, Key::Listener, None);
+    }
+
+    /// Lets the keeper know that the service gets round to its work.
+    pub(crate) fn beat(&self) {
+        if let Some(keeper) = self.keeper.lock().as_ref() {
+            // A keeper that reads nothing shows elsewhere.
+            let _ = send_with(keeper, Operation::Alive, Key::Listener, None, SendFlags::DONTWAIT);
+        }
     }
 
     /// The keeper is gone.

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{io, mem, ptr};
 
 /// One instruction of a classic BPF program.
@@ -129,6 +129,51 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     };
     check(status)?;
     Ok(Peer { pid: u32::try_from(credentials.pid).unwrap_or(0), uid: credentials.uid })
+}
+
+/// A pidfd of the process that is at the other end of a Unix socket (`SO_PEERPIDFD`, since Linux 6.5).
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// asm-generic/socket.h; all architectures that Rust's standard library knows for Linux but MIPS, PA-RISC and SPARC have it.
+    const SO_PEERPIDFD: c_int = 77;
+    let mut pidfd: c_int = -1;
+    let mut len = mem::size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `pidfd`, an int.
+    let status = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut pidfd).cast(), &raw mut len)
+    };
+    check(status)?;
+    // SAFETY: the kernel has just opened it for this process (closed on exec), and nobody else knows its number.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+/// Whether a descriptor is a pidfd. The kernel knows its own files: no other file is asked anything.
+pub(crate) fn is_pidfd(descriptor: BorrowedFd<'_>) -> bool {
+    let no_signal: c_int = 0;
+    // SAFETY: signal 0 is none; the call looks whether it might be sent, and reads no memory where no `siginfo_t` is given.
+    let status = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            descriptor.as_raw_fd(),
+            no_signal,
+            ptr::null::<libc::siginfo_t>(),
+            0 as libc::c_uint,
+        )
+    };
+    // Other errors are about the process: it has ended, is another user's, or of a foreign pid namespace.
+    status == 0 || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF | libc::ENOSYS))
+}
+
+/// Has a Unix socket, and those that it accepts as a listener, take descriptors or refuse them (`SO_PASSRIGHTS`, since Linux 6.16).
+pub(crate) fn pass_rights(socket: BorrowedFd<'_>, pass: bool) -> io::Result<()> {
+    /// asm-generic/socket.h; see [`peer_pidfd`].
+    const SO_PASSRIGHTS: c_int = 83;
+    set_int_option(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, c_int::from(pass))
+}
+
+/// How many descriptors the unread messages of a Unix socket have (since Linux 5.7); None: the system does not tell.
+pub(crate) fn unread_descriptors(socket: BorrowedFd<'_>) -> Option<u64> {
+    let told = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", socket.as_raw_fd())).ok()?;
+    told.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
 }
 
 /// A datagram that arrived at a UDP socket.

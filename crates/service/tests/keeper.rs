@@ -71,6 +71,18 @@ fn a_service_that_talks_as_a_keeper_is_replaced() {
     assert_eq!(started.get(), 2, "the first one was left to wait");
 }
 
+/// It lives, and says so once.
+#[test]
+fn a_service_that_hangs_is_replaced() {
+    let started = Cell::new(0);
+    let worker = || {
+        started.set(started.get() + 1);
+        shell(if started.get() == 1 { "printf '\\10\\0\\0\\0\\0\\0\\0\\0\\0' >&0; exec sleep 600" } else { "" })
+    };
+    ferroce_service::keeper::run(&free_name(), &worker, || ()).expect("the second one ends in order");
+    assert_eq!(started.get(), 2);
+}
+
 fn shell(script: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", script]);

@@ -17,17 +17,22 @@ use ferroce_service::protocol::Status;
 use ferroce_testkit::{SharedFolder, free_name, free_port};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+#[path = "processes/hang.rs"]
+mod hang;
 #[path = "processes/users.rs"]
 mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 22] = [
+const TESTS: [(&str, Test); 25] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
     ("a_keeper_that_dies_is_replaced", a_keeper_that_dies_is_replaced),
     ("a_keeper_that_is_stopped_is_replaced", a_keeper_that_is_stopped_is_replaced),
+    ("a_service_that_is_stopped_is_replaced", hang::a_service_that_is_stopped_is_replaced),
+    ("a_second_service_by_hand_is_told_of_the_first", hang::a_second_service_by_hand_is_told_of_the_first),
+    ("who_waits_for_a_silent_service_says_so", hang::who_waits_for_a_silent_service_says_so),
     ("a_stopped_service_is_not_waited_for_long_for_a_lease", a_stopped_service_is_not_waited_for_long_for_a_lease),
     ("a_crash_of_the_service_moves_no_packet", a_crash_of_the_service_moves_no_packet),
     ("crashes_in_the_midst_of_changes_lose_nothing", crashes_in_the_midst_of_changes_lose_nothing),
@@ -221,6 +226,7 @@ fn role(arguments: &[String]) {
         "lease" => users::role_lease(&options),
         "relayed" => users::role_relayed(&options),
         "ask" => role_ask(&options),
+        "wait" => hang::role_wait(&options),
         "look" => users::role_look(&options),
         "namespace" => role_namespace(),
         other => panic!("no role {other}"),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce_service::config::Config;
 use ferroce_service::server::{ServerOptions, Service, raise_descriptor_limit};
 use ferroce_service::start::{READY, TAKEN};
-use ferroce_service::{ServiceError, environment, keeper, logging};
+use ferroce_service::{ServiceError, environment, keeper, logging, standing};
 
 const HELP: &str = "\
 ferroced: the Ferroce service, which shares UDP port 4791 of a network namespace among its programs.
@@ -42,6 +42,7 @@ The configuration, with what it has by itself:
   pending_connections = 16384
   [fault]                          # for tests
   cm_loss_permille = 0             # of the connection manager's packets
+  old_kernel = false               # sockets as on Linux before 6.5
 ";
 
 /// Seconds without users after which the service ends.
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
                 let _ = std::io::stdout().write_all(TAKEN.as_bytes());
                 Ok(())
             }
+            Err(error) if error.errno() == libc::EADDRINUSE => Err(standing::name_is_taken(&parsed.options.name)),
             outcome => outcome,
         },
     };

@@ -10,10 +10,11 @@ use ferroce_cm::{
 };
 use ferroce_wire::mad::{PortSpace, RejReason};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::SendFlags;
 
 use super::protocol::{CmEvent, CmReply, CmRequest, Kept};
 use super::{Gsi, Inbound};
+use crate::closing::{self, Closer};
 use crate::protocol::CM_ID_PAGE;
 use crate::{ServiceError, seqpacket};
 
@@ -36,6 +37,7 @@ pub(crate) struct Host {
     channel_of: BTreeMap<CmId, u64>,
     /// Channels whose descriptors the service shall watch differently: they have events to send, or none any more.
     rewatch: Vec<u64>,
+    refuses_descriptors: bool,
     /// Packets that could not be sent.
     pub(crate) unsent: u64,
 }
@@ -80,6 +82,7 @@ impl Host {
             last_channel: first,
             channel_of: BTreeMap::new(),
             rewatch: Vec::new(),
+            refuses_descriptors: !fault.old_kernel,
             unsent: 0,
         }
     }
@@ -171,6 +174,9 @@ impl Host {
         }
         let failed = |errno| ServiceError::system("no event channel: cannot make its socket", errno);
         let (socket, theirs) = seqpacket::pair().map_err(failed)?;
+        if self.refuses_descriptors {
+            closing::refuse(&socket, true);
+        }
         // The program's end blocks until the program says otherwise.
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::RDWR).map_err(failed)?;
         self.last_channel += 1;
@@ -352,6 +358,11 @@ impl Host {
         })
     }
 
+    /// Whose channel it is.
+    pub(crate) fn client_of(&self, number: u64) -> Option<u64> {
+        self.channels.get(&number).map(|channel| channel.client)
+    }
+
     /// The service's end of a channel.
     pub(crate) fn channel_fd(&self, number: u64) -> Option<BorrowedFd<'_>> {
         self.channels.get(&number).map(|channel| channel.socket.as_fd())
@@ -359,12 +370,16 @@ impl Host {
 
     /// The program took events: those that were requests free their places in the backlog. Gives the descriptor if the program has
     /// closed its end for good; its ids are gone then.
-    pub(crate) fn serve_channel(&mut self, number: u64, hung_up: bool) -> Option<OwnedFd> {
+    pub(crate) fn serve_channel(&mut self, number: u64, hung_up: bool, closer: &Closer) -> Option<OwnedFd> {
         for _ in 0..TAKEN_PER_TURN {
             let channel = self.channels.get(&number)?;
             let client = channel.client;
             let mut id = [0; 8];
-            match seqpacket::recv(&channel.socket, &mut id, RecvFlags::DONTWAIT) {
+            if closer.must_not_receive(&channel.socket) {
+                return self.close_channel(number);
+            }
+            match closer.recv(&channel.socket, &mut id) {
+                Ok(received) if received.descriptors.len() > 0 => return self.close_channel(number),
                 Ok(received) if received.len == 8 => {
                     if let Ok(id) = self.own_id(client, u64::from_le_bytes(id)) {
                         self.cm.take_request(id);

@@ -20,7 +20,7 @@ pub use snapshot::{
     Counted, CqRow, DeviceRow, Listed, MrRow, PdRow, QpRow, ROWS_MAX, Snapshot, SrqRow, VERSION, from_pairs,
 };
 
-use crate::{ServiceError, seqpacket, sys};
+use crate::{ServiceError, closing, seqpacket, sys};
 
 /// Longest answer, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 32 << 20;
@@ -47,6 +47,7 @@ impl Inspector {
     pub fn listen(lane: u16, lease: u64) -> Result<Inspector, ServiceError> {
         let failed = |errno: Errno| ServiceError::system("cannot listen for questions about the program", errno);
         let listener = socket(SocketFlags::NONBLOCK).map_err(failed)?;
+        closing::refuse(&listener, true);
         rustix::net::bind(&listener, &seqpacket::address(&name(lane, lease)).map_err(failed)?).map_err(failed)?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
         Ok(Inspector { listener })

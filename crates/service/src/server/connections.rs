@@ -104,8 +104,12 @@ impl Service {
     pub(super) fn serve_channel(&mut self, channel: u64, flags: epoll::EventFlags) {
         let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
         self.cm.flush(channel);
-        if let Some(socket) = self.cm.serve_channel(channel, hung_up) {
+        let client = self.cm.client_of(channel).and_then(|client| self.clients.get(&client));
+        if let Some(closer) = client.map(|client| client.closer.clone())
+            && let Some(socket) = self.cm.serve_channel(channel, hung_up, &closer)
+        {
             self.unwatch(&socket);
+            closer.retire(socket);
         }
         self.rewatch_channels();
     }

@@ -5,11 +5,11 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::process::{PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::{Service, Source};
 use crate::store::Key;
-use crate::{ServiceError, keeper, sys};
+use crate::{ServiceError, keeper};
 
 /// A keeper that lived shorter than this is not replaced at once, and failed attempts are not repeated sooner.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -28,18 +28,17 @@ pub(super) struct Kept {
     since: Instant,
     /// When the next one is started.
     pub(super) again: Option<Instant>,
+    /// When it is told next that the service lives.
+    pub(super) beat: Instant,
     next: NextKeeper,
 }
 
 impl Kept {
     /// By the process that started this one, which made the two ends of `socket`.
     pub(super) fn by_parent(socket: BorrowedFd<'_>, next: NextKeeper) -> Kept {
-        let pid = sys::peer(socket).map_or(0, |peer| peer.pid);
-        // Nobody else has the number as long as it is our parent's. If it has died already, we have another one.
-        let is_parent = || getppid().is_some_and(|parent| parent.as_raw_nonzero().get() as u32 == pid);
-        let parent = getppid().filter(|_| is_parent());
-        let parent = parent.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).filter(|_| is_parent());
-        Kept { pid, child: None, parent, since: Instant::now(), again: None, next }
+        let (pid, parent) = keeper::parent_at(socket);
+        let now = Instant::now();
+        Kept { pid, child: None, parent, since: now, again: None, beat: now, next }
     }
 }
 
@@ -78,6 +77,14 @@ impl Service {
             kept.again = Some(Instant::now() + PAUSE);
         } else {
             self.replace_keeper();
+        }
+    }
+
+    /// The keeper takes a service that says nothing for long for one that hangs.
+    pub(super) fn beat(&mut self, now: Instant) {
+        if let Some(kept) = self.kept.as_mut().filter(|kept| kept.beat <= now) {
+            kept.beat = now + keeper::BEAT;
+            self.store.beat();
         }
     }
 

@@ -56,8 +56,8 @@ impl Service {
     }
 
     /// A program offers the socket of a lane that an earlier service leased to it.
-    pub(super) fn reclaim(&mut self, id: u64, request: u64, lane: u16, lease: u64, descriptors: Vec<OwnedFd>) {
-        match self.take_back(id, lane, lease, descriptors) {
+    pub(super) fn reclaim(&mut self, id: u64, request: u64, lane: u16, lease: u64, socket: Option<OwnedFd>) {
+        match self.take_back(id, lane, lease, socket) {
             Ok(relay) => {
                 self.audit(id, "brought along from an earlier service", lane, lease);
                 self.reply(id, request, Reply::Reclaimed { lane }, &[relay.as_fd()]);
@@ -67,13 +67,7 @@ impl Service {
     }
 
     /// Gives the program's end of the lane's new relay.
-    fn take_back(
-        &mut self,
-        id: u64,
-        lane: u16,
-        lease: u64,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<OwnedFd, ServiceError> {
+    fn take_back(&mut self, id: u64, lane: u16, lease: u64, socket: Option<OwnedFd>) -> Result<OwnedFd, ServiceError> {
         self.may_have_lane(id)?;
         if !(1..=LANE_MAX).contains(&lane) || lease == 0 {
             return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} under lease {lease:#x} cannot be")));
@@ -90,7 +84,7 @@ impl Service {
                 format!("lane {lane} or its lease is another program's by now"),
             ));
         }
-        let Some(socket) = descriptors.into_iter().next() else {
+        let Some(socket) = socket else {
             // Whoever had a lane without a socket has nothing that shows it; anybody might take another's place.
             let what =
                 format!("lane {lane} comes without its socket: nothing shows whose it was; open the device anew");
@@ -103,11 +97,16 @@ impl Service {
         let socket = self.open_group()?.adopt(lane, socket)?;
         self.brought_along = true;
         // It was taken for given back, and is not: the end of its former relay says nothing any more.
-        if let Some(before) = self.lends.remove(&socket) {
+        let before = self.lends.remove(&socket);
+        if let Some(before) = &before {
             self.unwatch(&before.relay);
         }
-        self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
-        Ok(theirs)
+        let enlisted = self.enlist(id, lane, socket, ours, lease);
+        // The keeper's copy of it has gone before.
+        if let Some(before) = before {
+            before.closer.retire(before.relay);
+        }
+        enlisted.map(|()| theirs)
     }
 
     /// Steers packets to lanes that were brought along.
@@ -127,7 +126,9 @@ impl Service {
             .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
         let lend = self.lends.get_mut(&socket).expect("the lane is leased");
         let before = std::mem::replace(&mut lend.relay, ours);
+        let closer = lend.closer.clone();
         self.unwatch(&before);
+        closer.retire(before);
         Ok(theirs)
     }
 
@@ -143,7 +144,7 @@ impl Service {
         } else {
             (socketless(lease), None)
         };
-        self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
+        self.enlist(id, lane, socket, ours, lease)?;
         Ok((lane, copy, theirs))
     }
 
@@ -158,7 +159,9 @@ impl Service {
     }
 
     /// Notes that a client has a lane, whose socket is steered to already.
-    fn enlist(&mut self, id: u64, lane: u16, socket: SocketId, lend: Lend) -> Result<(), ServiceError> {
+    fn enlist(&mut self, id: u64, lane: u16, socket: SocketId, relay: OwnedFd, lease: u64) -> Result<(), ServiceError> {
+        let closer = self.clients[&id].closer.clone();
+        let lend = Lend { relay, closer, lane: Some(lane), lease, groups: Memberships::new() };
         let watch = epoll::add(&self.epoll, &lend.relay, Source::Relay(socket).token(), epoll::EventFlags::IN)
             .and_then(|()| self.store.put(Key::Relay(socket), &lend.relay));
         if let Err(errno) = watch {
@@ -196,7 +199,7 @@ impl Service {
     }
 
     /// A socket of the group is power over all of it, so that only the service's own user gets one.
-    fn may_hold_sockets(&self, peer: Peer) -> bool {
+    pub(super) fn may_hold_sockets(&self, peer: Peer) -> bool {
         peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped())
     }
 
@@ -276,10 +279,12 @@ impl Service {
             }
             self.free_lane(lane);
         }
+        // The keeper first: whoever closes it last closes what is in it.
+        self.store.remove(Key::Relay(socket));
         if let Some(lend) = self.lends.remove(&socket) {
             self.unwatch(&lend.relay);
+            lend.closer.retire(lend.relay);
         }
-        self.store.remove(Key::Relay(socket));
         self.dirty = true;
         if has_socket(socket) {
             self.group.as_mut().expect("a socket is lent, so the port is open").let_go(socket);
@@ -340,7 +345,7 @@ mod tests {
         assert_eq!(service.lease_of(lane), 0);
 
         let (second, _connection) = connect(&mut service);
-        let next_relay = service.take_back(second, lane, lease, vec![socket.unwrap()]).unwrap();
+        let next_relay = service.take_back(second, lane, lease, socket).unwrap();
         assert_eq!(service.lease_of(lane), lease);
         drop(relay);
         serve(&mut service);

@@ -78,7 +78,9 @@ impl Service {
     pub(super) fn may_connect(&self, uid: u32) -> Result<(), ServiceError> {
         let of_others = self.clients.values().filter(|client| self.is_other(client.peer.uid)).count();
         CLIENTS.check(self.is_other(uid), self.clients.len(), of_others)?;
-        let used = self.clients.values().filter(|client| client.peer.uid == uid).count() as u32;
+        let used = self.clients.values().filter(|client| client.peer.uid == uid).count();
+        // Connections that cannot be closed count.
+        let used = (used + self.closers.pending(uid)) as u32;
         let (key, what, most) = ("user.programs", "programs", self.options.limits.user.programs);
         within(&format!("uid {uid}"), &Limit { key, what, used, most, errno: libc::EUSERS })
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ferroce_wire::{BTH_LEN, ICRC_LEN, LANE_SHIFT, NetHeader, icrc};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::SendFlags;
 
 use super::{Service, SocketId, has_socket};
 use crate::cm::Inbound;
@@ -74,7 +74,11 @@ impl Service {
                 break;
             };
             let sender = (lane, lend.lease);
-            let received = match seqpacket::recv(&lend.relay, &mut buffer, RecvFlags::DONTWAIT) {
+            if lend.closer.must_not_receive(&lend.relay) {
+                self.cut(lane, "too much that its user has sent cannot be closed");
+                break;
+            }
+            let received = match lend.closer.recv(&lend.relay, &mut buffer) {
                 Ok(received) => received,
                 Err(_) => break,
             };
@@ -83,12 +87,25 @@ impl Service {
             }
             self.counters.relay_in += 1;
             let message = &buffer[..received.len];
+            let call = RingCall::decode(message);
+            let memory = match call {
+                Some(RingCall { step: RingStep::Offer, .. }) => received.descriptors.ring_memory(),
+                _ => received.descriptors.none().map(|()| None),
+            };
+            let memory = match memory {
+                Ok(memory) => memory,
+                Err(_) => {
+                    self.counters.drop_short += 1;
+                    self.cut(lane, "it sends descriptors that nobody wants");
+                    break;
+                }
+            };
             match RelayHeader::decode(message).filter(|_| !received.truncated) {
                 // It has them from us, or says what is not so.
                 Some(_) if !has_socket(socket) => self.counters.drop_loop += 1,
                 Some((header, packet)) => self.forward(Some(socket), &header, packet),
-                None => match RingCall::decode(message) {
-                    Some(call) => self.pass_on(sender, &call, &received.descriptors),
+                None => match call {
+                    Some(call) => self.pass_on(sender, &call, memory.as_ref()),
                     None => self.counters.drop_short += 1,
                 },
             }
@@ -96,6 +113,14 @@ impl Service {
         self.buffer = buffer;
         if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
             self.let_go(socket);
+        }
+    }
+
+    /// Has nothing more to do with the program that has a lane.
+    fn cut(&mut self, lane: u16, why: &str) {
+        let holder = self.clients.iter().find(|(_, client)| client.lanes.contains_key(&lane)).map(|(id, _)| *id);
+        if let Some(holder) = holder {
+            self.remove_client(holder, why);
         }
     }
 
@@ -141,13 +166,9 @@ impl Service {
         }
     }
 
-    /// Tells a lane what another one, `sender`, has to say about a ring. The descriptors are only passed on.
-    fn pass_on(&mut self, sender: (u16, u64), call: &RingCall, descriptors: &[OwnedFd]) {
-        let expected = match call.step {
-            RingStep::Offer => 1,
-            RingStep::Accept => 0,
-        };
-        if descriptors.len() != expected {
+    /// Tells a lane what another one, `sender`, has to say about a ring. Its memory is only passed on.
+    fn pass_on(&mut self, sender: (u16, u64), call: &RingCall, memory: Option<&OwnedFd>) {
+        if memory.is_none() && call.step == RingStep::Offer {
             self.counters.drop_short += 1;
             return;
         }
@@ -162,7 +183,7 @@ impl Service {
             return;
         };
         let call = RingCall { lane: sender.0, lease: sender.1, ..*call };
-        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let descriptors: Vec<BorrowedFd<'_>> = memory.into_iter().map(AsFd::as_fd).collect();
         self.hand_over(socket, &[&call.encode()], &descriptors);
     }
 

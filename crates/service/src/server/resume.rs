@@ -14,8 +14,8 @@ use super::{Client, Lend, ServerOptions, Service, SocketId, Source, has_socket};
 use crate::group::Group;
 use crate::protocol::{self, Counters, Reply};
 use crate::store::{Held, Key, Store};
-use crate::sys::Peer;
-use crate::{ServiceError, seqpacket};
+use crate::sys::{self, Peer};
+use crate::{ServiceError, closing, seqpacket};
 
 /// What of a service is not a descriptor and not in the group's state.
 #[derive(Serialize, Deserialize)]
@@ -122,8 +122,10 @@ impl Service {
         let relays: BTreeMap<SocketId, OwnedFd> =
             saved.lends.iter().filter_map(|lend| Some((lend.socket, held.remove(&Key::Relay(lend.socket))?))).collect();
         // What it was about to keep or to close: nobody was told of it, or somebody was told that it is gone.
-        held.keys().for_each(|key| self.store.remove(*key));
-        drop(held);
+        for (key, descriptor) in held {
+            self.store.remove(key);
+            self.forget(key, descriptor);
+        }
 
         self.agree_on_lanes(&saved.lends, &clients, relays)?;
         for (id, (connection, pidfd, saved)) in clients {
@@ -135,13 +137,24 @@ impl Service {
         Ok(())
     }
 
+    /// Closes what is not to be kept, and the keeper has closed.
+    fn forget(&mut self, key: Key, descriptor: OwnedFd) {
+        let uid = match key {
+            Key::Client(_) => sys::peer(descriptor.as_fd()).map_or(closing::NOBODY_KNOWN, |peer| peer.uid),
+            Key::Relay(_) => closing::NOBODY_KNOWN,
+            // Closing these does not wait: the service made them, or knows what they are.
+            _ => return,
+        };
+        self.closers.of(uid).retire(descriptor);
+    }
+
     /// A lane is leased if the group steers to it, its client is there, and its relay is. Whatever is less was just being
     /// made or given back, and is given back.
     fn agree_on_lanes(
         &mut self,
         lends: &[SavedLend],
         clients: &BTreeMap<u64, (OwnedFd, Option<OwnedFd>, SavedClient)>,
-        mut relays: BTreeMap<SocketId, OwnedFd>,
+        relays: BTreeMap<SocketId, OwnedFd>,
     ) -> Result<(), ServiceError> {
         let Some(group) = self.group.as_mut() else {
             return Ok(());
@@ -175,13 +188,13 @@ impl Service {
                 group.let_go(*socket);
             }
         }
-        relays.retain(|socket, _| {
-            let known = leased.contains_key(socket) || unmapped.contains(socket);
-            if !known {
-                self.store.remove(Key::Relay(*socket));
-            }
-            known
-        });
+        let is_unknown = |socket: &SocketId| !leased.contains_key(socket) && !unmapped.contains(socket);
+        let (unknown, relays): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            relays.into_iter().partition(|(socket, _)| is_unknown(socket));
+        for (socket, relay) in unknown {
+            self.store.remove(Key::Relay(socket));
+            self.forget(Key::Relay(socket), relay);
+        }
         for (socket, relay) in relays {
             let lane = leased.get(&socket).copied();
             let wanted = if lane.is_some() { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
@@ -193,7 +206,9 @@ impl Service {
             if lane.is_none() {
                 self.leave_all(socket, std::mem::take(&mut groups));
             }
-            self.lends.insert(socket, Lend { relay, lane, lease, groups });
+            let holder = clients.values().find(|(_, _, client)| client.lanes.get(&lane.unwrap_or(0)) == Some(&socket));
+            let closer = self.closers.of(holder.map_or(closing::NOBODY_KNOWN, |(_, _, client)| client.uid));
+            self.lends.insert(socket, Lend { relay, closer, lane, lease, groups });
         }
         Ok(())
     }
@@ -204,6 +219,7 @@ impl Service {
         let client = Client {
             connection,
             peer: Peer { pid: saved.pid, uid: saved.uid },
+            closer: self.closers.of(saved.uid),
             since_s: saved.since_s,
             program: saved.program,
             pidfd,

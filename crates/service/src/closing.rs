@@ -1,0 +1,305 @@
+//! What others send is closed where it may take its time.
+//!
+//! Whoever has a Unix socket to the service can send any descriptor, and closing it can last as long as its sender likes: a TCP socket
+//! that lingers, a file of the sender's own file system. A descriptor is closed by whoever has the last copy, also by the kernel: those
+//! that do not fit a buffer in the call that receives the message, those of unread messages in the call that closes the socket. So
+//!
+//! - messages are received with room for all descriptors that one can have ([`Closer::recv`]);
+//! - what was received is asked what it is, by calls that no file system answers ([`Foreign`]); what it is not meant to be goes to a
+//!   thread of the sender's user, whose queue is bounded;
+//! - a socket with unread descriptors goes there too ([`Closer::retire`]).
+//!
+//! Since Linux 6.16 a socket can refuse descriptors altogether ([`refuse`]); the service's do, except where they are expected. Before
+//! that, who connects again and again with such messages makes the service keep connections: it then accepts them slowly.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, sockopt};
+
+use crate::protocol::RING_BYTES_MAX;
+use crate::{seqpacket, sys};
+
+/// So many descriptors of one user wait to be closed while others of that user are received.
+const PENDING_MAX: usize = 64;
+
+/// Of all users together; beyond this nobody's are received but the service's own user's and root's, and connections are accepted slowly.
+const PENDING_OF_ALL_MAX: usize = 1024;
+
+/// Threads that close, not counting those of the service's own user and root.
+const THREADS_MAX: usize = 64;
+
+/// Users that are remembered although nothing of theirs waits.
+const USERS_KEPT: usize = 64;
+
+/// Whose descriptors are, where that is not known any more.
+pub(crate) const NOBODY_KNOWN: u32 = u32::MAX;
+
+/// All users' closers.
+#[derive(Debug)]
+pub(crate) struct Closers {
+    own_uid: u32,
+    of_users: BTreeMap<u32, Closer>,
+    shared: Arc<Shared>,
+}
+
+/// What closers have together.
+#[derive(Debug, Default)]
+struct Shared {
+    pending: AtomicUsize,
+    threads: AtomicUsize,
+}
+
+/// Closes what one user has sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Closer {
+    queue: Arc<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// The service's own user's, or root's.
+    is_own: bool,
+    state: Mutex<State>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<OwnedFd>,
+    /// One is being closed.
+    closing: bool,
+    /// There is a thread.
+    running: bool,
+}
+
+impl Closers {
+    pub(crate) fn new(own_uid: u32) -> Closers {
+        Closers { own_uid, of_users: BTreeMap::new(), shared: Arc::default() }
+    }
+
+    /// The closer of a user.
+    pub(crate) fn of(&mut self, uid: u32) -> Closer {
+        if self.of_users.len() > USERS_KEPT {
+            self.of_users.retain(|_, closer| Arc::strong_count(&closer.queue) > 1 || closer.pending() > 0);
+        }
+        let (own_uid, shared) = (self.own_uid, &self.shared);
+        let made = || {
+            let is_own = uid == own_uid || uid == 0;
+            Closer { queue: Arc::new(Queue { is_own, state: Mutex::default(), shared: Arc::clone(shared) }) }
+        };
+        self.of_users.entry(uid).or_insert_with(made).clone()
+    }
+
+    /// What of a user waits to be closed.
+    pub(crate) fn pending(&self, uid: u32) -> usize {
+        self.of_users.get(&uid).map_or(0, Closer::pending)
+    }
+
+    /// So much waits to be closed that connections are to be accepted slowly.
+    pub(crate) fn are_many_pending(&self) -> bool {
+        self.shared.pending.load(Ordering::Relaxed) > PENDING_OF_ALL_MAX
+    }
+
+    /// Starts threads where none could be started before. False: there are still some without.
+    pub(crate) fn attend(&self) -> bool {
+        self.of_users
+            .values()
+            .map(|closer| closer.queue.attend(&mut closer.queue.state.lock()))
+            .fold(true, |all, one| all & one)
+    }
+}
+
+impl Closer {
+    /// Receives one message without waiting, with all its descriptors.
+    pub(crate) fn recv(&self, socket: impl AsFd, buffer: &mut [u8]) -> Result<Message, Errno> {
+        let received = seqpacket::recv_all(socket, buffer, RecvFlags::DONTWAIT)?;
+        let descriptors = Foreign { descriptors: received.descriptors, closer: self.clone() };
+        Ok(Message { len: received.len, truncated: received.truncated, descriptors })
+    }
+
+    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed.
+    pub(crate) fn must_not_receive(&self, socket: impl AsFd) -> bool {
+        let of_all = self.queue.shared.pending.load(Ordering::Relaxed);
+        let is_full = self.pending() > PENDING_MAX || (!self.queue.is_own && of_all > PENDING_OF_ALL_MAX);
+        is_full && seqpacket::carries_descriptors(socket)
+    }
+
+    /// Closes a socket that this user could send to. Its other end learns so at once.
+    pub(crate) fn retire(&self, socket: OwnedFd) {
+        // Nothing is added to it from now on.
+        let _not_connected = rustix::net::shutdown(&socket, Shutdown::Both);
+        if sys::unread_descriptors(socket.as_fd()) != Some(0) {
+            self.close([socket]);
+        }
+    }
+
+    fn close(&self, descriptors: impl IntoIterator<Item = OwnedFd>) {
+        let mut state = self.queue.state.lock();
+        let before = state.waiting.len();
+        state.waiting.extend(descriptors);
+        self.queue.shared.pending.fetch_add(state.waiting.len() - before, Ordering::Relaxed);
+        self.queue.attend(&mut state);
+    }
+
+    fn pending(&self) -> usize {
+        let state = self.queue.state.lock();
+        state.waiting.len() + usize::from(state.closing)
+    }
+}
+
+impl Queue {
+    /// Sees to it that somebody closes what waits. False: there can be no thread at present.
+    fn attend(self: &Arc<Queue>, state: &mut State) -> bool {
+        if state.running || state.waiting.is_empty() {
+            return true;
+        }
+        let threads = &self.shared.threads;
+        if !self.is_own && threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
+            threads.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        let queue = Arc::clone(self);
+        let started =
+            std::thread::Builder::new().name("ferroced-close".into()).stack_size(STACK_BYTES).spawn(move || {
+                sys::mask_signals();
+                queue.close_all();
+            });
+        match started {
+            Ok(_) => state.running = true,
+            Err(error) => {
+                log::warn!("no thread to close what others have sent: {error}");
+                self.leave();
+            }
+        }
+        state.running
+    }
+
+    fn close_all(&self) {
+        while let Some(descriptor) = self.next() {
+            drop(descriptor);
+            self.shared.pending.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.leave();
+    }
+
+    /// None: the thread ends.
+    fn next(&self) -> Option<OwnedFd> {
+        let mut state = self.state.lock();
+        let next = state.waiting.pop_front();
+        state.closing = next.is_some();
+        state.running = next.is_some();
+        next
+    }
+
+    fn leave(&self) {
+        if !self.is_own {
+            self.shared.threads.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Enough for closing.
+const STACK_BYTES: usize = 64 << 10;
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // No thread could be had for these. The process ends, and the system then closes them without waiting.
+        self.state.get_mut().waiting.drain(..).for_each(mem::forget);
+    }
+}
+
+/// A received message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    /// Bytes in the buffer; 0: the other end has closed, or it has sent an empty one.
+    pub(crate) len: usize,
+    /// It did not fit the buffer.
+    pub(crate) truncated: bool,
+    pub(crate) descriptors: Foreign,
+}
+
+/// Descriptors that somebody has sent. What is not taken as something that it is goes to its sender's closer.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    descriptors: Vec<OwnedFd>,
+    closer: Closer,
+}
+
+/// What a descriptor that was sent is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unexpected(&'static str);
+
+impl std::fmt::Display for Unexpected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl Foreign {
+    pub(crate) fn len(&self) -> usize {
+        self.descriptors.len()
+    }
+
+    pub(crate) fn none(self) -> Result<(), Unexpected> {
+        if self.descriptors.is_empty() { Ok(()) } else { Err(Unexpected("a descriptor came with what has none")) }
+    }
+
+    /// A pidfd, or nothing.
+    pub(crate) fn pidfd(self) -> Result<Option<OwnedFd>, Unexpected> {
+        self.only(sys::is_pidfd, "what came with it is not one pidfd")
+    }
+
+    /// A UDP socket, or nothing.
+    pub(crate) fn udp_socket(self) -> Result<Option<OwnedFd>, Unexpected> {
+        self.only(is_udp_socket, "what came with it is not one UDP socket")
+    }
+
+    /// A ring's memory, or nothing.
+    pub(crate) fn ring_memory(self) -> Result<Option<OwnedFd>, Unexpected> {
+        self.only(is_ring_memory, "what came with it is not the memory of one ring")
+    }
+
+    fn only(mut self, is: fn(BorrowedFd<'_>) -> bool, what: &'static str) -> Result<Option<OwnedFd>, Unexpected> {
+        match self.descriptors.as_slice() {
+            [] => Ok(None),
+            [one] if is(one.as_fd()) => Ok(self.descriptors.pop()),
+            _ => Err(Unexpected(what)),
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if !self.descriptors.is_empty() {
+            self.closer.close(mem::take(&mut self.descriptors));
+        }
+    }
+}
+
+/// Closing one does not wait, whatever its options are. (Asking what is no socket answers ENOTSOCK, without a question to a file system.)
+fn is_udp_socket(descriptor: BorrowedFd<'_>) -> bool {
+    sockopt::socket_type(descriptor) == Ok(SocketType::DGRAM)
+        && matches!(sockopt::socket_domain(descriptor), Ok(AddressFamily::INET | AddressFamily::INET6))
+        && sockopt::socket_protocol(descriptor) == Ok(Some(rustix::net::ipproto::UDP))
+}
+
+/// Whether it is sealed memory of no more than a ring has, which is soon given back. (Only memory has seals: nothing else is asked for its
+/// size, which a file system may not tell.)
+fn is_ring_memory(descriptor: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(descriptor).is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW))
+        && rustix::fs::fstat(descriptor).is_ok_and(|stat| (0..=RING_BYTES_MAX).contains(&stat.st_size))
+}
+
+/// Has a socket, or those that a listener accepts, refuse descriptors (EPERM), or take them again. Linux before 6.16 cannot.
+pub(crate) fn refuse(socket: impl AsFd, refused: bool) {
+    if let Err(error) = sys::pass_rights(socket.as_fd(), !refused) {
+        log::debug!("descriptor {} takes descriptors: {error}", socket.as_fd().as_raw_fd());
+    }
+}
