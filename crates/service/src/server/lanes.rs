@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use super::groups::Memberships;
-use super::{Lend, Service, SocketId, Source, has_socket, socketless};
+use super::{Holder, Lend, Service, SocketId, Source, has_socket, socketless};
 use crate::config::Serve;
 use crate::protocol::Reply;
 use crate::store::Key;
@@ -106,7 +106,7 @@ impl Service {
         if let Some(before) = self.lends.remove(&socket) {
             self.unwatch(&before.relay);
         }
-        self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
+        self.enlist(id, lane, socket, self.new_lend(id, ours, lane, lease))?;
         Ok(theirs)
     }
 
@@ -143,8 +143,13 @@ impl Service {
         } else {
             (socketless(lease), None)
         };
-        self.enlist(id, lane, socket, Lend { relay: ours, lane: Some(lane), lease, groups: Memberships::new() })?;
+        self.enlist(id, lane, socket, self.new_lend(id, ours, lane, lease))?;
         Ok((lane, copy, theirs))
+    }
+
+    fn new_lend(&self, id: u64, relay: OwnedFd, lane: u16, lease: u64) -> Lend {
+        let holder = Holder { client: id, uid: self.clients[&id].peer.uid };
+        Lend { relay, lane: Some(lane), lease, groups: Memberships::new(), holder }
     }
 
     /// A name for a lease: random, not 0, and good for an id without a socket.
@@ -196,7 +201,7 @@ impl Service {
     }
 
     /// A socket of the group is power over all of it, so that only the service's own user gets one.
-    fn may_hold_sockets(&self, peer: Peer) -> bool {
+    pub(super) fn may_hold_sockets(&self, peer: Peer) -> bool {
         peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped())
     }
 
