@@ -9,7 +9,7 @@ use crate::output::{Out, Table};
 use crate::programs;
 
 /// Show what the service holds: programs, their lanes, and how many of their ids listen for connections or connect (RDMA-CM);
-/// what users have of it all, and how much they may have by ferroce.toml.
+/// what users have of it all, and how much they may have by ferroce.toml (-: it says nothing; see `ferroced --help`).
 ///
 /// The service starts with the first program that opens a device, and ends by itself when nobody uses it. A lane is a
 /// receive socket and a prefix of queue pair numbers: the table of users counts them, that of programs lists their numbers.
@@ -91,25 +91,29 @@ fn counted(number: impl Into<u64>, thing: &str) -> String {
 
 /// What users have of what they may have, and what one program may have.
 fn of_users(status: &Status) -> Table {
-    /// Programs, lanes, listeners and connections that are being made.
-    type Amounts = [u32; 4];
+    /// Programs, lanes, event channels, ids, listeners and connections that are being made.
+    type Amounts = [u32; 6];
     let mut users: BTreeMap<u32, Amounts> = BTreeMap::new();
     for client in &status.clients {
-        let has = [1, client.lanes.len() as u32, client.listeners, client.pending];
+        let has = [1, client.lanes.len() as u32, client.channels, client.ids, client.listeners, client.pending];
         let user = users.entry(client.uid).or_default();
         user.iter_mut().zip(has).for_each(|(sum, has)| *sum += has);
     }
     let (process, user) = (status.limits.process, status.limits.user);
-    let mut table = Table::new(&["USE", ">PROGRAMS", ">LANES", ">LISTENERS", ">PENDING"]);
-    let mut row = |name: String, amounts: Amounts| {
-        let [programs, lanes, listeners, pending] = amounts.map(|amount| amount.to_string());
-        table.row([name, programs, lanes, listeners, pending]);
+    let mut table = Table::new(&["USE", ">PROGRAMS", ">LANES", ">CHANNELS", ">IDS", ">LISTENERS", ">PENDING"]);
+    let mut row = |name: String, amounts: [Option<u32>; 6]| {
+        // None: ferroce.toml says nothing of it.
+        let amounts = amounts.map(|amount| amount.map_or("-".into(), |amount| amount.to_string()));
+        table.row(std::iter::once(name).chain(amounts));
     };
     for (uid, amounts) in users {
-        row(format!("uid {uid}"), amounts);
+        row(format!("uid {uid}"), amounts.map(Some));
     }
-    row("limit of a user".into(), [user.programs, user.lanes, user.listeners, user.pending_connections]);
-    row("limit of a program".into(), [1, process.lanes, process.listeners, process.pending_connections]);
+    let (listeners, pending) = (Some(user.listeners), Some(user.pending_connections));
+    row("limit of a user".into(), [user.programs, user.lanes, user.event_channels, user.ids, listeners, pending]);
+    let of_program =
+        [1, process.lanes, process.event_channels, process.ids, process.listeners, process.pending_connections];
+    row("limit of a program".into(), of_program.map(Some));
     table
 }
 
@@ -139,6 +143,8 @@ mod tests {
                 age_s: 3,
                 lanes: vec![1, 2],
                 groups: 0,
+                channels: 2,
+                ids: 7,
                 listeners: 1,
                 pending: 5,
             }],
@@ -152,10 +158,10 @@ mod tests {
             [
                 "service: pid 10, keeper 9, uid 1000, UDP port 4791, up 5 s, 0 restarts, 4 sockets, 0 lingering",
                 "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop",
-                "USE                 PROGRAMS  LANES  LISTENERS  PENDING",
-                "uid 1000                   1      2          1        5",
-                "limit of a user         4096   1023      16384    16384",
-                "limit of a program         1     64       4096     4096",
+                "USE                 PROGRAMS  LANES  CHANNELS    IDS  LISTENERS  PENDING",
+                "uid 1000                   1      2         2      7          1        5",
+                "limit of a user            -      -         -      -      16384    16384",
+                "limit of a program         1     64      1024  16384       4096     4096",
                 "PID   UID  KNOWN FOR s  LISTENERS  PENDING  LANE NUMBERS  PROGRAM",
                 " 11  1000            3          1        5  1,2           ib_write_bw",
             ]

@@ -9,6 +9,7 @@ use rand::{Rng, RngCore, SeedableRng};
 
 use crate::conn::{Conn, Peer};
 use crate::event::{Event, EventKind};
+use crate::limit::Users;
 use crate::param::{BindOptions, Path, QpParameters, Transmit};
 use crate::ports::Ports;
 use crate::{CmError, CmId, Config, Nanos, Owner, Service, State, Stats};
@@ -41,6 +42,7 @@ pub struct Cm {
     last_id: u64,
     pub(crate) ids: BTreeMap<CmId, Id>,
     pub(crate) owners: BTreeMap<Owner, Usage>,
+    pub(crate) users: Users,
     pub(crate) ports: Ports,
     /// By our communication id, and by our request id.
     pub(crate) by_comm_id: BTreeMap<u32, CmId>,
@@ -153,6 +155,7 @@ impl Cm {
             config,
             ids: BTreeMap::new(),
             owners: BTreeMap::new(),
+            users: Users::default(),
             ports: Ports::default(),
             by_comm_id: BTreeMap::new(),
             by_remote: BTreeMap::new(),
@@ -178,13 +181,7 @@ impl Cm {
 
     /// A new id (`rdma_create_id`). [`CmError::Limit`] if the owner or the host has too many.
     pub fn create_id(&mut self, owner: Owner, space: PortSpace, service: Service) -> Result<CmId, CmError> {
-        let limits = self.config.limits;
-        if self.owners.get(&owner).map_or(0, |usage| usage.ids.len()) >= limits.ids_per_owner {
-            return Err(CmError::Limit { what: "ids for a process", limit: limits.ids_per_owner });
-        }
-        if self.ids.len() >= limits.ids {
-            return Err(CmError::Limit { what: "ids on this host", limit: limits.ids });
-        }
+        self.room_for_id(owner).map_err(|full| CmError::Limit { what: full.what(), limit: full.limit() })?;
         Ok(self.insert_id(owner, space, service, Role::Idle))
     }
 
@@ -193,6 +190,7 @@ impl Cm {
         let id = CmId(self.last_id);
         self.ids.insert(id, Id { owner: Some(owner), space, service, bound: None, waits_at: None, role });
         self.owners.entry(owner).or_default().ids.insert(id);
+        self.users.count(owner);
         id
     }
 
@@ -255,6 +253,7 @@ impl Cm {
         while let Some(id) = self.owners.get(&owner).and_then(|usage| usage.ids.first().copied()) {
             self.destroy(now, id).expect("an owner has only ids that exist");
         }
+        self.users.leave(owner);
     }
 
     /// The owner gives an id up: it hears no more of it, and its number and port are free.
@@ -268,6 +267,7 @@ impl Cm {
         }
         let usage = self.owners.get_mut(&owner).expect("the owner of an id has a usage");
         usage.ids.remove(&id);
+        self.users.discount(owner);
         usage.listeners -= usize::from(listens);
         if usage.ids.is_empty() {
             self.owners.remove(&owner);
@@ -466,6 +466,12 @@ impl Cm {
         self.owned(id).map(Id::state)
     }
 
+    /// The states of an owner's ids.
+    pub fn states_of(&self, owner: Owner) -> impl Iterator<Item = State> {
+        let ids = self.owners.get(&owner).into_iter().flat_map(|usage| &usage.ids);
+        ids.map(|id| self.ids[id].state())
+    }
+
     /// The address of an id, and the peer's.
     pub fn addresses(&self, id: CmId) -> Result<(Option<SocketAddr>, Option<SocketAddr>), CmError> {
         let entry = self.owned(id)?;
@@ -481,7 +487,12 @@ impl Cm {
 
     /// All ids, those that linger included.
     pub fn ids(&self) -> impl Iterator<Item = IdInfo> {
-        self.ids.iter().map(|(id, entry)| {
+        self.ids_from(CmId(0))
+    }
+
+    /// Those from a number on.
+    pub fn ids_from(&self, first: CmId) -> impl Iterator<Item = IdInfo> {
+        self.ids.range(first..).map(|(id, entry)| {
             let conn = entry.conn();
             IdInfo {
                 id: *id,
@@ -553,6 +564,8 @@ impl Cm {
             assert!(usage.listeners <= limits.listeners_per_owner);
             assert!(usage.ids.iter().all(|id| self.ids.contains_key(id)));
         }
+        self.users.check(|owner| self.owners.get(&owner).map_or(0, |usage| usage.ids.len()));
+        assert!(self.users.ids_of_guests() <= limits.ids_of_guests);
         let tables = [
             self.by_comm_id.values().collect::<Vec<_>>(),
             self.by_remote.values().collect(),

@@ -31,6 +31,11 @@ pub struct Limits {
     pub ids: usize,
     /// Ids of one owner, requests that it has not taken yet included.
     pub ids_per_owner: usize,
+    /// Ids of all owners of one user ([`Cm::enroll`](crate::Cm::enroll)). None: a guest has at most as many as it leaves to further
+    /// guests ([`leaves_room`](crate::leaves_room)), others as many as there are.
+    pub ids_per_user: Option<usize>,
+    /// Ids of all guests together: what is above, without those that linger, is there for others.
+    pub ids_of_guests: usize,
     /// Listeners of one owner.
     pub listeners_per_owner: usize,
     /// Most requests that a listener may have waiting, whatever backlog it asks for.
@@ -47,6 +52,9 @@ impl Default for Limits {
         Limits {
             ids: 65_536,
             ids_per_owner: 16_384,
+            ids_per_user: None,
+            // Three quarters of what cannot linger.
+            ids_of_guests: 36_864,
             listeners_per_owner: 4_096,
             backlog: 1_024,
             pending_per_peer: 512,

@@ -162,6 +162,9 @@ pub enum DropReason {
     /// The listener's owner has as many ids as it may have.
     #[error("the listener's owner has too many ids")]
     OwnerLimit,
+    /// The programs of the listener's user have as many ids as they may have.
+    #[error("the user of the listener's owner has too many ids")]
+    UserLimit,
     /// There are as many ids as there may be.
     #[error("too many ids")]
     IdLimit,

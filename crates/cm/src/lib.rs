@@ -42,6 +42,7 @@ mod connect;
 mod datagram;
 mod error;
 mod event;
+mod limit;
 mod param;
 mod ports;
 mod receive;
@@ -54,6 +55,7 @@ pub use cm::{Cm, IdInfo};
 pub use config::{Config, Limits, Timing};
 pub use error::{CmError, DropReason, errno};
 pub use event::{ConnectRequest, Event, EventKind, PrivateData};
+pub use limit::{User, leaves_room};
 pub use param::{
     AcceptDatagramParam, AcceptParam, Arrival, BindOptions, ConnectParam, ConnectionParam, Path, QpParameters, QpType,
     ResolveParam, Transmit,

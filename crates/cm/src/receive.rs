@@ -426,12 +426,7 @@ impl Cm {
         if entry.waiting.get(&peer).copied().unwrap_or(0) >= limits.pending_per_peer {
             return Err(DropReason::PeerLimit);
         }
-        if self.owners[&owner].ids.len() >= limits.ids_per_owner {
-            return Err(DropReason::OwnerLimit);
-        }
-        if self.ids.len() >= limits.ids {
-            return Err(DropReason::IdLimit);
-        }
+        self.room_for_id(owner).map_err(|full| full.drop_reason())?;
         let Some(Role::Listener(entry)) = self.ids.get_mut(&listener).map(|entry| &mut entry.role) else {
             panic!("{listener:?} is a listener");
         };

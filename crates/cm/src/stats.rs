@@ -46,6 +46,7 @@ impl Stats {
             | DropReason::BacklogFull
             | DropReason::PeerLimit
             | DropReason::OwnerLimit
+            | DropReason::UserLimit
             | DropReason::IdLimit => &mut self.rx_limited,
         };
         *counter += 1;

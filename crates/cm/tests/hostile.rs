@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use common::*;
-use ferroce_cm::{BindOptions, Cm, CmError, Config, DropReason, EventKind, Owner, Service, State, errno};
+use ferroce_cm::{BindOptions, Cm, CmError, Config, DropReason, EventKind, Owner, Service, State, User, errno};
 use ferroce_wire::mad::{ApStatus, IpHeaderError, Mad, MadError, Message, PortSpace, RejReason, ServiceId, gid_of};
 
 /// The REQ of a stranger at host 0 to host 1, number `n`.
@@ -130,6 +130,70 @@ fn programs_have_limits() {
     cm.release_owner(0, Owner(1));
     assert!(id(&mut cm, 3).is_ok());
     cm.check();
+}
+
+/// What one guest takes by itself, or lets others send to it, others have not.
+#[test]
+fn users_have_limits() {
+    let mut config = Config::new([0; 32]);
+    config.limits.ids_of_guests = 8;
+    let mut net = Net::with(2, config);
+    let guest = |number| User { number, guest: true };
+    let id = |cm: &mut Cm, owner| cm.create_id(Owner(owner), PortSpace::Tcp, Service::Connected);
+    net.at(1, |cm, _| {
+        for (owner, user) in [(11, guest(1)), (12, guest(1)), (21, guest(2)), (31, User { number: 3, guest: false })] {
+            cm.enroll(Owner(owner), user);
+        }
+        let listener = id(cm, 11).unwrap();
+        cm.bind(listener, SocketAddr::new(addr(1), PORT), BindOptions::default()).unwrap();
+        cm.listen(listener, 0).unwrap();
+        id(cm, 12).unwrap();
+    });
+    for n in 0..3 {
+        let mad = req(&mut net, n);
+        let dropped = net.inject(1, addr(0), &mad);
+        assert_eq!(dropped.err(), (n == 2).then_some(DropReason::UserLimit), "request {n}");
+    }
+    net.at(1, |cm, _| {
+        assert_eq!(id(cm, 12), Err(CmError::Limit { what: "ids for a user", limit: 4 }));
+        for more in [true, true, false] {
+            assert_eq!(id(cm, 21).is_ok(), more, "half of what is left");
+        }
+        assert_eq!((cm.ids_of_user(guest(1)), cm.ids_of_user(guest(2)), cm.ids_of_guests()), (4, 2, 6));
+        for _ in 0..20 {
+            id(cm, 31).unwrap();
+        }
+    });
+    net.at(1, |cm, now| {
+        cm.release_owner(now, Owner(11));
+        assert_eq!(cm.ids_of_user(guest(1)), 1);
+        id(cm, 12).unwrap();
+        cm.check();
+    });
+    net.forget();
+}
+
+/// What is told about a user goes before what guests leave each other.
+#[test]
+fn users_have_the_limit_that_is_told() {
+    let mut config = Config::new([0; 32]);
+    config.limits.ids_of_guests = 8;
+    config.limits.ids_per_user = Some(7);
+    let mut cm = Cm::new(config);
+    let id = |cm: &mut Cm, owner| cm.create_id(Owner(owner), PortSpace::Tcp, Service::Connected);
+    for (owner, guest) in [(1, true), (2, true), (3, false)] {
+        cm.enroll(Owner(owner), User { number: owner, guest });
+    }
+    for _ in 0..7 {
+        id(&mut cm, 1).unwrap();
+    }
+    assert_eq!(id(&mut cm, 1), Err(CmError::Limit { what: "ids for a user", limit: 7 }));
+    id(&mut cm, 2).unwrap();
+    assert_eq!(id(&mut cm, 2), Err(CmError::Limit { what: "ids for other users", limit: 8 }));
+    for _ in 0..7 {
+        id(&mut cm, 3).unwrap();
+    }
+    assert_eq!(id(&mut cm, 3), Err(CmError::Limit { what: "ids for a user", limit: 7 }));
 }
 
 /// Requests that cannot be: each gets its reason, and costs nothing.

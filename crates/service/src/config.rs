@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::server::LANES_PER_CLIENT_MAX;
+use crate::server::{CLIENTS_MAX, LANES_PER_CLIENT_MAX};
 use crate::{LANE_MAX, ServiceError, environment};
 
 /// Names the only configuration file.
@@ -188,42 +188,113 @@ pub struct Limits {
     pub user: UserLimits,
 }
 
+/// Ids of the connection manager that programs may have in all. (There are a quarter more of them: those that linger.)
+pub const IDS_MAX: u32 = 49_152;
+
+/// Event channels that a limit may name; how many there can be is a matter of descriptors.
+pub const CHANNELS_MAX: u32 = 65_536;
+
+/// Descriptors that a limit may name; how many there are, the system says (RLIMIT_NOFILE, of which the service takes all that it may).
+pub const DESCRIPTORS_MAX: u32 = 1 << 20;
+
+/// Descriptors that a program with a lane of its own makes the service hold.
+const DESCRIPTORS_MIN: u32 = 4;
+
 /// How much one program may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProcessLimits {
     /// Lanes; each has room for 16,381 queue pairs. Refusals: ENOSPC.
     pub lanes: u32,
+    /// Ids (`rdma_cm_id`), with those that listen, connect, or are connected. Refusals: ENOMEM; requests of peers above it are dropped
+    /// as behind a full backlog.
+    pub ids: u32,
     /// Ids that listen for connections. Refusals: ENOMEM.
     pub listeners: u32,
     /// Connections that are being made, and requests that wait at one listener. Refusals: ENOMEM; requests of peers above it are
     /// dropped as behind a full backlog.
     pub pending_connections: u32,
+    /// Event channels (`rdma_event_channel`). Refusals: EMFILE.
+    pub event_channels: u32,
+    /// Descriptors that the service holds for it: two for its connection, two for a lane (one, if it is another user's), one for an
+    /// event channel. Refusals: EMFILE.
+    pub descriptors: u32,
 }
 
 impl Default for ProcessLimits {
     fn default() -> ProcessLimits {
-        ProcessLimits { lanes: LANES_PER_CLIENT_MAX, listeners: 4096, pending_connections: 4096 }
+        ProcessLimits {
+            lanes: LANES_PER_CLIENT_MAX,
+            ids: 16_384,
+            listeners: 4096,
+            pending_connections: 4096,
+            event_channels: 1024,
+            descriptors: 2048,
+        }
     }
 }
 
-/// How much the programs of one user may have together.
+/// How much the programs of one user may have together. None: the service's own user and root as much as there is; each other user as
+/// much as it leaves to further ones, which is at most half of what other users may have ([`ferroce_cm::leaves_room`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct UserLimits {
     /// Programs that are connected. Refusals: EUSERS.
-    pub programs: u32,
+    pub programs: Option<u32>,
     /// Lanes. Refusals: ENOSPC.
-    pub lanes: u32,
+    pub lanes: Option<u32>,
+    /// Ids. Refusals: ENOMEM.
+    pub ids: Option<u32>,
     /// Ids that listen for connections. Refusals: ENOMEM.
     pub listeners: u32,
     /// Connections that are being made. Refusals: ENOMEM.
     pub pending_connections: u32,
+    /// Event channels. Refusals: EMFILE.
+    pub event_channels: Option<u32>,
+    /// Descriptors that the service holds for them. Refusals: EMFILE.
+    pub descriptors: Option<u32>,
 }
 
 impl Default for UserLimits {
     fn default() -> UserLimits {
-        UserLimits { programs: 4096, lanes: LANE_MAX.into(), listeners: 16_384, pending_connections: 16_384 }
+        UserLimits {
+            programs: None,
+            lanes: None,
+            ids: None,
+            listeners: 16_384,
+            pending_connections: 16_384,
+            event_channels: None,
+            descriptors: None,
+        }
+    }
+}
+
+impl Limits {
+    /// What is wrong with them: a key, what it is, and what it may be.
+    fn check(&self) -> Result<(), String> {
+        let Limits { process, user } = self;
+        let (lanes, programs) = (LANE_MAX.into(), CLIENTS_MAX as u32);
+        let all = [
+            ("process.lanes", Some(process.lanes), 1, LANES_PER_CLIENT_MAX),
+            ("process.ids", Some(process.ids), 1, IDS_MAX),
+            ("process.listeners", Some(process.listeners), 1, IDS_MAX),
+            ("process.pending_connections", Some(process.pending_connections), 1, IDS_MAX),
+            ("process.event_channels", Some(process.event_channels), 1, CHANNELS_MAX),
+            ("process.descriptors", Some(process.descriptors), DESCRIPTORS_MIN, DESCRIPTORS_MAX),
+            ("user.programs", user.programs, 1, programs),
+            ("user.lanes", user.lanes, 1, lanes),
+            ("user.ids", user.ids, 1, IDS_MAX),
+            ("user.listeners", Some(user.listeners), 1, IDS_MAX),
+            ("user.pending_connections", Some(user.pending_connections), 1, IDS_MAX),
+            ("user.event_channels", user.event_channels, 1, CHANNELS_MAX),
+            ("user.descriptors", user.descriptors, DESCRIPTORS_MIN, DESCRIPTORS_MAX),
+        ];
+        for (key, value, least, most) in all {
+            if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
+                return Err(format!("limits.{key} is {value}, and may be from {least} to {most}"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -309,11 +380,9 @@ fn parse(path: &Path, text: &str) -> Result<toml::Table, ServiceError> {
         let key = if key == "." { key.clone() } else { format!("{key}: ") };
         wrong(key.trim_start_matches('.'), error.inner())
     })?;
-    let lanes = config.limits.process.lanes;
-    if lanes > LANES_PER_CLIENT_MAX {
-        let what = format!("{}: limits.process.lanes is {lanes}, and at most {LANES_PER_CLIENT_MAX}", path.display());
-        return Err(ServiceError::new(libc::EINVAL, what));
-    }
+    config.limits.check().map_err(|what| {
+        ServiceError::new(libc::EINVAL, format!("{}: {what}; correct it, or take it out", path.display()))
+    })?;
     toml::from_str(text).map_err(|error| wrong("", &error))
 }
 
@@ -344,9 +413,33 @@ mod tests {
         assert!(text.starts_with("/x/ferroce.toml, line 4: limits.process.lanez: unknown field `lanez`"), "{text}");
         assert!(text.contains("`listeners`") && text.ends_with("correct the line, or take it out"), "{text}");
         assert!(refusal("[limits.user]\nlanes = -1\n").contains("line 2"));
-        assert!(refusal("[limits.process]\nlanes = 65\n").contains("at most 64"));
         assert!(refusal("\n\nlanes = \n").contains("line 3"));
         assert!(refusal("[log]\nlevel = \"loud\"\n").contains("`info`"));
+    }
+
+    /// 0 was taken, and nobody could do anything any more; so was what no program could ever have.
+    #[test]
+    fn limits_that_cannot_be_are_told_with_what_can() {
+        let told = |table: &str, line: &str| refusal(&format!("[limits.{table}]\n{line}\n"));
+        assert_eq!(
+            told("process", "lanes = 65"),
+            "/x/ferroce.toml: limits.process.lanes is 65, and may be from 1 to 64; correct it, or take it out"
+        );
+        let process = ["lanes", "ids", "listeners", "pending_connections", "event_channels", "descriptors"];
+        let user = ["programs", "lanes", "ids", "listeners", "pending_connections", "event_channels", "descriptors"];
+        for (table, keys) in [("process", &process[..]), ("user", &user[..])] {
+            for key in keys {
+                for value in ["0", "4294967295"] {
+                    let text = told(table, &format!("{key} = {value}"));
+                    assert!(text.contains(&format!("limits.{table}.{key} is {value}, and may be from ")), "{text}");
+                }
+            }
+        }
+        for most in ["programs = 4096", "lanes = 1023", "ids = 49152"] {
+            parse(Path::new("x"), &format!("[limits.user]\n{most}\n")).unwrap();
+        }
+        assert!(told("user", "programs = 4097").contains("from 1 to 4096"));
+        assert_eq!(Limits::default().check(), Ok(()));
     }
 
     #[test]
@@ -396,7 +489,7 @@ mod tests {
         let config: Config = merged.try_into().unwrap();
         assert_eq!(config.idle_s, Some(5));
         assert_eq!((config.limits.process.lanes, config.limits.process.listeners), (4, 7));
-        assert_eq!((config.limits.user.programs, config.limits.user.lanes), (9, 1023));
+        assert_eq!((config.limits.user.programs, config.limits.user.lanes), (Some(9), None));
     }
 
     #[test]

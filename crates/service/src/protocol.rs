@@ -236,6 +236,12 @@ pub struct ClientStatus {
     /// Multicast groups that these joined.
     #[serde(default)]
     pub groups: u32,
+    /// Its event channels (RDMA-CM).
+    #[serde(default)]
+    pub channels: u32,
+    /// All its ids (RDMA-CM).
+    #[serde(default)]
+    pub ids: u32,
     /// Ids on which it listens for connections (RDMA-CM).
     #[serde(default)]
     pub listeners: u32,
@@ -461,6 +467,8 @@ mod tests {
             age_s: u64::MAX,
             lanes: vec![1000; crate::server::LANES_PER_CLIENT_MAX as usize],
             groups: u32::MAX,
+            channels: u32::MAX,
+            ids: u32::MAX,
             listeners: u32::MAX,
             pending: u32::MAX,
         };

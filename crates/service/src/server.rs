@@ -38,6 +38,7 @@ mod resume;
 
 use kept::Kept;
 pub use kept::NextKeeper;
+pub(crate) use limits::part_of_others;
 
 /// Lanes of one program, whatever the limits say. (A lane has room for 16,381 queue pairs.)
 pub const LANES_PER_CLIENT_MAX: u32 = 64;
@@ -180,6 +181,15 @@ struct Lend {
     lease: u64,
     /// Multicast groups that the socket joined, and the interfaces.
     groups: Memberships,
+    /// Whose it is, or was.
+    holder: Holder,
+}
+
+/// Who holds a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Holder {
+    client: u64,
+    uid: u32,
 }
 
 /// Ids of lends without a socket have this bit; sockets are counted from 0.
@@ -220,6 +230,10 @@ pub struct Service {
     closers: Closers,
     /// Some that is to be closed has no thread yet: looked at again then.
     close_again: Option<Instant>,
+    /// Descriptors that it may hold for programs.
+    descriptors: usize,
+    /// Refusals that the log was told of lately.
+    said: limits::Said,
     clients: BTreeMap<u64, Client>,
     /// Clients that are still to say `Hello`, and until when, in that order. Those that have, or are gone, leave at the front.
     silent: VecDeque<(Instant, u64)>,
@@ -262,7 +276,7 @@ impl Service {
             closing::refuse(&listener, true);
         }
         Ok(Service {
-            cm: cm::Host::new(options.port, options.limits.process.pending_connections, options.fault),
+            cm: cm::Host::new(options.port, &options.limits, options.fault),
             guids: None,
             options,
             epoll,
@@ -278,6 +292,8 @@ impl Service {
             dirty: false,
             closers: Closers::new(uid),
             close_again: None,
+            descriptors: limits::descriptors_for_programs(),
+            said: limits::Said::default(),
             clients: BTreeMap::new(),
             silent: VecDeque::new(),
             lends: BTreeMap::new(),
@@ -439,16 +455,19 @@ impl Service {
     }
 
     fn add_client(&mut self, connection: OwnedFd) {
-        let id = self.next_client;
-        let peer = match sys::peer(connection.as_fd()) {
-            Ok(peer) => peer,
+        match sys::peer(connection.as_fd()) {
+            Ok(peer) => self.enlist_client(connection, peer),
             Err(error) => {
                 log::warn!("a client without credentials: {error}");
-                return self.closers.of(closing::NOBODY_KNOWN).retire(connection);
+                self.closers.of(closing::NOBODY_KNOWN).retire(connection);
             }
-        };
+        }
+    }
+
+    fn enlist_client(&mut self, connection: OwnedFd, peer: Peer) {
+        let id = self.next_client;
         let closer = self.closers.of(peer.uid);
-        if let Err(error) = self.may_connect(peer.uid) {
+        if let Err(error) = self.may_connect(peer) {
             let refusal = protocol::encode(0, Reply::Error { errno: error.errno(), what: error.to_string() });
             let _ = seqpacket::send(&connection, &[&refusal], &[], SendFlags::DONTWAIT);
             return closer.retire(connection);
@@ -463,6 +482,7 @@ impl Service {
         let (since_s, lanes) = (unix_time_s(), BTreeMap::new());
         let client = Client { connection, peer, closer, since_s, program: None, pidfd: None, lanes };
         self.clients.insert(id, client);
+        self.cm.enroll(id, self.user(peer.uid));
         self.watch_process(id);
         self.silent.push_back((Instant::now() + HELLO_WITHIN, id));
         self.dirty = true;
@@ -677,7 +697,8 @@ impl Service {
         let used = self.id_use();
         let mut rest = self.clients.range(from..).filter(|(_, client)| self.may_see(id, client.peer.uid));
         let status = |(id, client): (&u64, &Client)| {
-            client.status(used.get(id).copied().unwrap_or_default(), self.groups_of(client))
+            let (used, channels) = (used.get(id).copied().unwrap_or_default(), self.cm.channels_of(*id));
+            client.status(used, channels, self.groups_of(client))
         };
         let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
@@ -742,7 +763,7 @@ impl Client {
         self.program.as_deref().unwrap_or("a program without a name")
     }
 
-    fn status(&self, used: limits::IdUse, groups: u32) -> ClientStatus {
+    fn status(&self, used: limits::IdUse, channels: usize, groups: u32) -> ClientStatus {
         ClientStatus {
             pid: self.peer.pid,
             uid: self.peer.uid,
@@ -750,6 +771,8 @@ impl Client {
             age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
             groups,
+            ids: used.ids,
+            channels: channels as u32,
             listeners: used.listeners,
             pending: used.pending,
         }

@@ -209,7 +209,7 @@ fn closing_what_relays_bring_holds_nobody_up() {
 fn closing_what_was_never_read_holds_nobody_up() {
     let mut options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
     options.fault.old_kernel = true;
-    options.limits.user.programs = 2;
+    options.limits.user.programs = Some(2);
     let scene = Scene::of(options);
     let last = scene.greeted();
     // It waits in the backlog, with its message, or is refused before that.

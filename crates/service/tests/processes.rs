@@ -17,6 +17,12 @@ use ferroce_service::protocol::Status;
 use ferroce_testkit::{SharedFolder, free_name, free_port};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+#[path = "processes/deaths.rs"]
+mod deaths;
+#[path = "processes/ends.rs"]
+mod ends;
+#[path = "processes/flood.rs"]
+mod flood;
 #[path = "processes/hang.rs"]
 mod hang;
 #[path = "processes/users.rs"]
@@ -24,7 +30,7 @@ mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 25] = [
+const TESTS: [(&str, Test); 28] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
@@ -52,6 +58,12 @@ const TESTS: [(&str, Test); 25] = [
     ("users_serve_and_trust_each_other_only_if_told_to", users::users_serve_and_trust_each_other_only_if_told_to),
     ("a_user_sees_its_own_programs_only", users::a_user_sees_its_own_programs_only),
     ("a_set_user_id_program_obeys_no_variable", users::a_set_user_id_program_obeys_no_variable),
+    ("one_user_leaves_ids_and_descriptors_to_others", users::one_user_leaves_ids_and_descriptors_to_others),
+    (
+        "whoever_is_killed_in_any_state_is_gone_and_its_peer_told",
+        deaths::whoever_is_killed_in_any_state_is_gone_and_its_peer_told,
+    ),
+    ("a_hostile_host_keeps_nobody_from_connecting", flood::a_hostile_host_keeps_nobody_from_connecting),
     ("a_namespace_of_its_own_has_its_own_port", a_namespace_of_its_own_has_its_own_port),
 ];
 
@@ -228,6 +240,10 @@ fn role(arguments: &[String]) {
         "ask" => role_ask(&options),
         "wait" => hang::role_wait(&options),
         "look" => users::role_look(&options),
+        "greedy" => users::role_greedy(&options),
+        "end" => ends::role_end(&options),
+        "flooded" => flood::role_flooded(&options),
+        "attack" => flood::role_attack(&options),
         "namespace" => role_namespace(),
         other => panic!("no role {other}"),
     }

@@ -209,7 +209,7 @@ fn limited(limits: Limits) -> (Hosted, StartOptions) {
 
 #[test]
 fn one_user_gets_no_more_than_its_share() {
-    let user = UserLimits { programs: 3, lanes: 2, ..UserLimits::default() };
+    let user = UserLimits { programs: Some(3), lanes: Some(2), ..UserLimits::default() };
     let (_service, options) = limited(Limits { user, ..Limits::default() });
     let clients = [connect(&options), connect(&options), connect(&options)];
     let refused = Client::connect(&options).unwrap_err();
@@ -267,6 +267,49 @@ fn listeners_and_connections_that_are_being_made_have_limits() {
     // Others are not held up, and what ends makes room.
     clients[0].cm(CmRequest::Destroy { id: first }).unwrap();
     listen(0).unwrap();
+}
+
+#[test]
+fn ids_and_event_channels_have_limits() {
+    let process = ProcessLimits { ids: 3, event_channels: 2, descriptors: 6, ..ProcessLimits::default() };
+    let user = UserLimits { ids: Some(4), event_channels: Some(3), ..UserLimits::default() };
+    let (_service, options) = limited(Limits { process, user });
+    let clients = [connect(&options), connect(&options)];
+    let refused = |error: ferroce_service::ServiceError, errno: i32, limit: &str| {
+        assert_eq!(error.errno(), errno);
+        assert!(error.to_string().contains(limit), "{error}");
+    };
+    let mut channels = vec![EventChannel::open(&clients[0]).unwrap(), EventChannel::open(&clients[0]).unwrap()];
+    let error = EventChannel::open(&clients[0]).unwrap_err();
+    refused(error, libc::EMFILE, "the program has 2 event channels already, and limits.process.event_channels is 2");
+    channels.push(EventChannel::open(&clients[1]).unwrap());
+    refused(EventChannel::open(&clients[1]).unwrap_err(), libc::EMFILE, "limits.user.event_channels is 3");
+
+    let id = |client: usize, channel: usize| clients[client].cm_create_id(&channels[channel], 0x0106, false);
+    let first = id(0, 0).unwrap();
+    id(0, 1).unwrap();
+    id(0, 1).unwrap();
+    refused(id(0, 0).unwrap_err(), libc::ENOMEM, "the program has 3 ids already, and limits.process.ids is 3");
+    id(1, 2).unwrap();
+    refused(id(1, 2).unwrap_err(), libc::ENOMEM, "the user has 4 ids already, and limits.user.ids is 4");
+    clients[0].cm(CmRequest::Destroy { id: first }).unwrap();
+    id(1, 2).unwrap();
+
+    // Two for its connection and two for event channels: a lane takes two more, and there is none for another.
+    let lane = clients[0].lease_lane().unwrap();
+    let error = clients[0].lease_lane().unwrap_err();
+    refused(
+        error,
+        libc::EMFILE,
+        "the program has 6 descriptors of the service already, and limits.process.descriptors is 6",
+    );
+    lane.release().unwrap();
+    let status = clients[0].status().unwrap();
+    let used = |at: usize| (status.clients[at].channels, status.clients[at].ids);
+    assert_eq!([used(0), used(1)], [(2, 2), (1, 2)]);
+    drop(channels);
+    wait_for(&clients[0], |status| status.clients.iter().all(|client| client.channels == 0 && client.ids == 0));
+    EventChannel::open(&clients[1]).unwrap();
 }
 
 /// All lanes and listeners that it can have, relays full of nonsense, and nothing is ever given back: others go on.

@@ -17,7 +17,9 @@ pub(super) fn check(tree: &Tree) -> Result<Vec<Finding>> {
         let text = std::fs::read_to_string(&full).with_context(|| format!("cannot read {}", full.display()))?;
         // What is no Rust, the check of sources tells.
         if let Ok(tokens) = text.parse::<TokenStream>() {
-            named(tokens, &mut |name, line| drop(read.entry(name).or_insert((path.clone(), line))));
+            named(tokens, &mut |name, line| {
+                read.entry(name).or_insert((path.clone(), line));
+            });
         }
     }
     let readme = std::fs::read_to_string(tree.root.join(README)).unwrap_or_default();

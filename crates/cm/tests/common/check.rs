@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ferroce_cm::{
     AcceptDatagramParam, AcceptParam, Arrival, BindOptions, Cm, CmId, Config, ConnectParam, ConnectionParam, EventKind,
-    Nanos, Owner, Path, ResolveParam, Service,
+    Nanos, Owner, Path, ResolveParam, Service, User,
 };
 use ferroce_wire::mad::{Ece, MAD_LEN, Mad, Message, PortSpace, RejReason, gid_of};
 
@@ -55,6 +55,7 @@ pub(crate) fn any_steps(bytes: &[u8]) -> BTreeSet<String> {
     let mut config = Config::new([source.byte(); 32]);
     config.limits.ids = 40;
     config.limits.ids_per_owner = 15;
+    config.limits.ids_of_guests = 28;
     config.limits.listeners_per_owner = 4;
     config.limits.backlog = 4;
     config.limits.pending_per_peer = 3;
@@ -69,6 +70,7 @@ pub(crate) fn any_steps(bytes: &[u8]) -> BTreeSet<String> {
         met: BTreeSet::new(),
     };
     for owner in 1..=2 {
+        bench.cm.enroll(Owner(owner), User { number: owner, guest: owner == 1 });
         for (space, service) in [(PortSpace::Tcp, Service::Connected), (PortSpace::Udp, Service::Datagram)] {
             bench.listen(Owner(owner), space, service);
         }
@@ -225,6 +227,7 @@ impl Bench {
     fn end(&mut self) {
         for owner in 1..=2 {
             self.cm.release_owner(self.now, Owner(owner));
+            self.cm.enroll(Owner(owner), User { number: 1, guest: true });
         }
         for _ in 0..10_000 {
             let Some(at) = self.cm.next_timeout() else { break };

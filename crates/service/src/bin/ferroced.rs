@@ -32,14 +32,20 @@ The configuration, with what it has by itself:
   file = \"...\"                     # none; lines are appended
   level = \"info\"                   # info tells every lease
   [limits.process]                 # of one program
-  lanes = 64
+  lanes = 64                       # 1 to 64
+  ids = 16384                      # of the connection manager, 1 to 49152; so listeners and pending_connections
   listeners = 4096
-  pending_connections = 4096
+  pending_connections = 4096       # connections that are being made; also requests that wait at a listener, but at most 1024
+  event_channels = 1024            # 1 to 65536
+  descriptors = 2048               # that the service holds: 2 for a program, 2 for a lane, 1 for an event channel; from 4
   [limits.user]                    # of all programs of a user
-  programs = 4096
-  lanes = 1023
   listeners = 16384
   pending_connections = 16384
+  programs = ...                   # not set, as these: the service's own user and root have as much as there is; another user
+  lanes = ...                      # has as much as it leaves to further ones, of three quarters of all (4096 programs, 1023 lanes,
+  ids = ...                        # 49152 ids, and the descriptors that the system allows, RLIMIT_NOFILE, without 160)
+  event_channels = ...             # not set: as descriptors allow
+  descriptors = ...
   [fault]                          # for tests
   cm_loss_permille = 0             # of the connection manager's packets
   old_kernel = false               # sockets as on Linux before 6.5

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_cm::{
-    AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, Event, EventKind, IdInfo,
-    Nanos, Owner, ResolveParam, Service, State,
+    AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, DropReason, Event,
+    EventKind, IdInfo, Nanos, Owner, ResolveParam, Service, State, User,
 };
 use ferroce_wire::mad::{PortSpace, RejReason};
 use rustix::io::Errno;
@@ -15,11 +15,13 @@ use rustix::net::SendFlags;
 use super::protocol::{CmEvent, CmReply, CmRequest, Kept};
 use super::{Gsi, Inbound};
 use crate::closing::{self, Closer};
+use crate::config::{IDS_MAX, Limits};
 use crate::protocol::CM_ID_PAGE;
+use crate::server::part_of_others;
 use crate::{ServiceError, seqpacket};
 
-/// Event channels of one client, at most.
-const CHANNELS_PER_CLIENT_MAX: usize = 1024;
+/// The log is told of limits once within this time.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 /// Messages from one channel that are taken before others get their turn.
 const TAKEN_PER_TURN: usize = 64;
@@ -32,6 +34,8 @@ pub(crate) struct Host {
     /// Time 0 of `cm`.
     epoch: Instant,
     channels: BTreeMap<u64, Channel>,
+    /// How many channels clients have; who has none is left out.
+    channels_of: BTreeMap<u64, usize>,
     last_channel: u64,
     /// Where an id's events go.
     channel_of: BTreeMap<CmId, u64>,
@@ -40,6 +44,8 @@ pub(crate) struct Host {
     refuses_descriptors: bool,
     /// Packets that could not be sent.
     pub(crate) unsent: u64,
+    /// When the log was told of a limit.
+    said: Option<Instant>,
 }
 
 /// The service's end of an event channel.
@@ -68,10 +74,14 @@ pub(crate) struct Asker<'a> {
 }
 
 impl Host {
-    /// `backlog`: requests that may wait at one listener.
-    pub(crate) fn new(port: u16, backlog: u32, fault: crate::config::Fault) -> Host {
+    pub(crate) fn new(port: u16, limits: &Limits, fault: crate::config::Fault) -> Host {
         let mut config = Config::new(rand::random());
-        config.limits.backlog = config.limits.backlog.min(backlog as usize);
+        let of_cm = &mut config.limits;
+        of_cm.backlog = of_cm.backlog.min(limits.process.pending_connections as usize);
+        of_cm.ids_per_owner = limits.process.ids as usize;
+        of_cm.listeners_per_owner = limits.process.listeners as usize;
+        of_cm.ids_per_user = limits.user.ids.map(|ids| ids as usize);
+        of_cm.ids_of_guests = part_of_others(IDS_MAX as usize);
         let first = far_from_others();
         config.ids_after = first;
         Host {
@@ -79,11 +89,13 @@ impl Host {
             gsi: Gsi::new(port, fault),
             epoch: Instant::now(),
             channels: BTreeMap::new(),
+            channels_of: BTreeMap::new(),
             last_channel: first,
             channel_of: BTreeMap::new(),
             rewatch: Vec::new(),
             refuses_descriptors: !fault.old_kernel,
             unsent: 0,
+            said: None,
         }
     }
 
@@ -106,6 +118,31 @@ impl Host {
         self.cm.next_timeout().is_none() && self.channels.is_empty()
     }
 
+    /// Says whose a new client is.
+    pub(crate) fn enroll(&mut self, client: u64, user: User) {
+        self.cm.enroll(Owner(client), user);
+    }
+
+    /// How many ids a client has.
+    pub(crate) fn ids_of(&self, client: u64) -> usize {
+        self.cm.ids_of_owner(Owner(client))
+    }
+
+    /// The states of a client's ids.
+    pub(crate) fn states_of(&self, client: u64) -> impl Iterator<Item = State> {
+        self.cm.states_of(Owner(client))
+    }
+
+    /// How many ids a user has, and all guests together.
+    pub(crate) fn ids_of_user(&self, user: User) -> (usize, usize) {
+        (self.cm.ids_of_user(user), self.cm.ids_of_guests())
+    }
+
+    /// How many event channels a client has.
+    pub(crate) fn channels_of(&self, client: u64) -> usize {
+        self.channels_of.get(&client).copied().unwrap_or(0)
+    }
+
     /// All ids.
     pub(crate) fn ids(&self) -> impl Iterator<Item = IdInfo> {
         self.cm.ids()
@@ -113,7 +150,7 @@ impl Host {
 
     /// Ids from a number on, as many as a page has, and the number of the next one.
     pub(crate) fn page_of_ids(&self, from: u64, seen: impl Fn(&IdInfo) -> bool) -> (Vec<IdInfo>, Option<u64>) {
-        let mut ids = self.cm.ids().filter(|info| info.id.number() >= from && seen(info));
+        let mut ids = self.cm.ids_from(CmId::from_number(from)).filter(seen);
         let page = ids.by_ref().take(CM_ID_PAGE).collect();
         (page, ids.next().map(|info| info.id.number()))
     }
@@ -132,8 +169,19 @@ impl Host {
         let now = self.now();
         if let Err(reason) = self.cm.handle_packet(now, &inbound.arrival, inbound.payload) {
             log::debug!("CM: from {}: {reason}", inbound.arrival.src);
+            self.say_limit(inbound, reason);
         }
         self.drain();
+    }
+
+    /// Requests that are dropped because a limit is reached are told of once in a while, whoever sends them.
+    fn say_limit(&mut self, inbound: &Inbound<'_>, reason: DropReason) {
+        use DropReason::{BacklogFull, IdLimit, OwnerLimit, PeerLimit, UserLimit};
+        let is_limit = matches!(reason, BacklogFull | PeerLimit | OwnerLimit | UserLimit | IdLimit);
+        if is_limit && self.said.is_none_or(|at| at.elapsed() >= SAY_AGAIN) {
+            self.said = Some(Instant::now());
+            log::warn!("requests for connections are dropped, the last one from {}: {reason}", inbound.arrival.src);
+        }
     }
 
     /// A client is gone, with its ids and channels. Gives the channels' descriptors, which are watched no more.
@@ -144,6 +192,7 @@ impl Host {
             self.channels.iter().filter(|(_, channel)| channel.client == client).map(|(number, _)| *number).collect();
         let sockets = theirs.iter().filter_map(|number| self.channels.remove(number)).map(|channel| channel.socket);
         let sockets = sockets.collect();
+        self.channels_of.remove(&client);
         self.channel_of.retain(|_, channel| self.channels.contains_key(channel));
         self.drain();
         sockets
@@ -168,10 +217,6 @@ impl Host {
     }
 
     fn open_channel(&mut self, client: u64) -> Result<Outcome, ServiceError> {
-        if self.channels.values().filter(|channel| channel.client == client).count() >= CHANNELS_PER_CLIENT_MAX {
-            let what = format!("the program has {CHANNELS_PER_CLIENT_MAX} event channels, which is the most for one");
-            return Err(ServiceError::new(libc::EMFILE, what));
-        }
         let failed = |errno| ServiceError::system("no event channel: cannot make its socket", errno);
         let (socket, theirs) = seqpacket::pair().map_err(failed)?;
         if self.refuses_descriptors {
@@ -181,6 +226,7 @@ impl Host {
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::RDWR).map_err(failed)?;
         self.last_channel += 1;
         self.channels.insert(self.last_channel, Channel { client, socket, waiting: VecDeque::new() });
+        *self.channels_of.entry(client).or_default() += 1;
         Ok(Outcome::Channel(self.last_channel, theirs))
     }
 
@@ -289,6 +335,7 @@ impl Host {
             CmRequest::Destroy { .. } => {
                 let listened = self.cm.state(id) == Ok(State::Listen);
                 let outcome = self.cm.destroy(now, id);
+                self.forget_events_of(id, listened);
                 self.channel_of.remove(&id);
                 if listened {
                     // Requests that were not taken went with it.
@@ -299,6 +346,21 @@ impl Host {
         }
         .map_err(refused)?;
         Ok(CmReply::Done)
+    }
+
+    /// Events that wait for an id that was given up: a program that makes and destroys ids and never reads would have them grow. Of a
+    /// listener, those of requests that went with it, too.
+    fn forget_events_of(&mut self, id: CmId, listened: bool) {
+        let Some(number) = self.channel_of.get(&id).copied() else { return };
+        let Some(channel) = self.channels.get_mut(&number).filter(|channel| !channel.waiting.is_empty()) else {
+            return;
+        };
+        let cm = &self.cm;
+        channel.waiting.retain(|event| event.id != id && (!listened || cm.owner(event.id).is_ok()));
+        if channel.waiting.is_empty() {
+            // It waits for room no more.
+            self.rewatch.push(number);
+        }
     }
 
     /// Sends what the machine wants to send, and hands its events out.
@@ -396,6 +458,11 @@ impl Host {
 
     fn close_channel(&mut self, number: u64) -> Option<OwnedFd> {
         let channel = self.channels.remove(&number)?;
+        let count = self.channels_of.get_mut(&channel.client).expect("its client has it");
+        *count -= 1;
+        if *count == 0 {
+            self.channels_of.remove(&channel.client);
+        }
         let now = self.now();
         let ids: Vec<CmId> = self.channel_of.iter().filter(|(_, at)| **at == number).map(|(id, _)| *id).collect();
         for id in ids {
@@ -435,4 +502,37 @@ fn own_qpn(asker: &Asker<'_>, qpn: u32) -> Result<(), ServiceError> {
 fn guid(asker: &Asker<'_>, local: std::net::IpAddr) -> Result<u64, ServiceError> {
     (asker.guid_of)(local.to_canonical())
         .ok_or_else(|| ServiceError::new(libc::ENODEV, format!("no RDMA device has the address {local}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It made ids, had events come for them, gave them up, and never read: the service kept them all.
+    #[test]
+    fn events_of_ids_that_are_gone_are_not_kept() {
+        let mut host = Host::new(ferroce_testkit::free_port(), &Limits::default(), crate::config::Fault::default());
+        let asker = Asker { client: 1, holds_qpn: &|_| true, guid_of: &|_| Some(1) };
+        let Ok(Outcome::Channel(channel, _theirs)) = host.answer(&asker, CmRequest::OpenChannel) else {
+            panic!("no channel")
+        };
+        let create = |host: &mut Host| {
+            let create = CmRequest::CreateId { channel, space: 0x0106, datagram: false };
+            match host.answer(&asker, create) {
+                Ok(Outcome::Reply(CmReply::Id { id })) => id,
+                _ => panic!("no id"),
+            }
+        };
+        let event = |id| {
+            let kind = EventKind::Disconnected { timed_out: false };
+            Event { id: CmId::from_number(id), owner: Owner(1), kind }
+        };
+        let (kept, gone) = (create(&mut host), create(&mut host));
+        host.channels.get_mut(&channel).unwrap().waiting.extend([event(gone), event(kept), event(gone)]);
+        assert!(host.answer(&asker, CmRequest::Destroy { id: gone }).is_ok());
+        assert_eq!(host.channels[&channel].waiting, [event(kept)]);
+        assert_eq!((host.channels_of(1), host.ids_of(1)), (1, 1));
+        drop(host.close_channel(channel));
+        assert_eq!((host.channels_of(1), host.ids_of(1)), (0, 0));
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 
 use super::groups::Memberships;
-use super::{Lend, Service, SocketId, Source, has_socket, socketless};
+use super::{Holder, Lend, Service, SocketId, Source, has_socket, socketless};
 use crate::config::Serve;
 use crate::protocol::Reply;
 use crate::store::Key;
@@ -101,7 +101,7 @@ impl Service {
         if let Some(before) = &before {
             self.unwatch(&before.relay);
         }
-        let enlisted = self.enlist(id, lane, socket, ours, lease);
+        let enlisted = self.enlist(id, lane, socket, self.new_lend(id, ours, lane, lease));
         // The keeper's copy of it has gone before.
         if let Some(before) = before {
             before.closer.retire(before.relay);
@@ -144,8 +144,14 @@ impl Service {
         } else {
             (socketless(lease), None)
         };
-        self.enlist(id, lane, socket, ours, lease)?;
+        self.enlist(id, lane, socket, self.new_lend(id, ours, lane, lease))?;
         Ok((lane, copy, theirs))
+    }
+
+    fn new_lend(&self, id: u64, relay: OwnedFd, lane: u16, lease: u64) -> Lend {
+        let client = &self.clients[&id];
+        let holder = Holder { client: id, uid: client.peer.uid };
+        Lend { relay, closer: client.closer.clone(), lane: Some(lane), lease, groups: Memberships::new(), holder }
     }
 
     /// A name for a lease: random, not 0, and good for an id without a socket.
@@ -159,9 +165,7 @@ impl Service {
     }
 
     /// Notes that a client has a lane, whose socket is steered to already.
-    fn enlist(&mut self, id: u64, lane: u16, socket: SocketId, relay: OwnedFd, lease: u64) -> Result<(), ServiceError> {
-        let closer = self.clients[&id].closer.clone();
-        let lend = Lend { relay, closer, lane: Some(lane), lease, groups: Memberships::new() };
+    fn enlist(&mut self, id: u64, lane: u16, socket: SocketId, lend: Lend) -> Result<(), ServiceError> {
         let watch = epoll::add(&self.epoll, &lend.relay, Source::Relay(socket).token(), epoll::EventFlags::IN)
             .and_then(|()| self.store.put(Key::Relay(socket), &lend.relay));
         if let Err(errno) = watch {

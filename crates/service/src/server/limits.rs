@@ -1,61 +1,202 @@
 //! How much programs and users may have ([`Limits`](crate::config::Limits)), and what they have.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
 
-use ferroce_cm::{Owner, State};
+use ferroce_cm::{Owner, State, leaves_room};
+use rustix::process::{Resource, getrlimit};
 
-use super::{CLIENTS_MAX, Service};
+use super::{CLIENTS_MAX, Service, has_socket};
 use crate::cm::protocol::CmRequest;
+use crate::config::{DESCRIPTORS_MAX, IDS_MAX};
+use crate::sys::Peer;
 use crate::{LANE_MAX, ServiceError};
+
+/// Descriptors that are for the service itself: sockets of queue pair 1, looking up devices, what comes with a request, and the
+/// connection of one who is refused.
+const DESCRIPTORS_KEPT: usize = 160;
+
+/// Descriptors that a program's connection takes: its socket and its pidfd.
+const OF_CONNECTION: usize = 2;
+
+/// A refusal is written to the log once within this time for each user and limit: who asks again and again shall not fill it.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
+
+/// Users and limits that are remembered for that.
+const SAID_MAX: usize = 1024;
 
 /// Ids of one client that the limits are about.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct IdUse {
+    pub(super) ids: u32,
     pub(super) listeners: u32,
     /// Connections that are being made.
     pub(super) pending: u32,
 }
 
-/// A limit that a request would go beyond.
-struct Limit<'a> {
-    /// Its place in the configuration.
-    key: &'a str,
-    what: &'a str,
-    used: u32,
-    most: u32,
-    errno: i32,
+/// Who asks for something.
+struct Who<'a> {
+    peer: Peer,
+    /// None: it has not said who it is.
+    program: Option<&'a str>,
 }
 
-/// Of all programs together, and of those of users other than the service's own and root: what these cannot take is there for the
-/// service's own user, whatever the limits of one user are.
-const CLIENTS: Share = Share { what: "programs", most: CLIENTS_MAX, others: CLIENTS_MAX / 4 * 3, errno: libc::EUSERS };
-const LANES: Share =
-    Share { what: "lanes", most: LANE_MAX as usize, others: LANE_MAX as usize / 4 * 3, errno: libc::ENOSPC };
+impl fmt::Display for Who<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.program {
+            Some(name) => write!(f, "{name} (pid {}, uid {})", self.peer.pid, self.peer.uid),
+            None => write!(f, "pid {} (uid {})", self.peer.pid, self.peer.uid),
+        }
+    }
+}
 
-/// How much of something there is for all, and for other users than the service's own.
-struct Share {
+/// Something of which there is so much.
+#[derive(Clone, Copy, Debug)]
+struct Good {
     what: &'static str,
+    /// The places of its limits in the configuration, below `limits.process` and `limits.user`.
+    keys: [&'static str; 2],
+    /// For all programs.
     most: usize,
+    /// For those of users other than the service's own and root: what these cannot take is there for the service's own user, whatever
+    /// the limits of one user are.
     others: usize,
     errno: i32,
 }
 
-impl Share {
-    /// Whether there is one more, also for another user, where so many are taken and so many of them by other users.
-    fn check(&self, is_other: bool, taken: usize, by_others: usize) -> Result<(), ServiceError> {
-        let Share { what, most, others, errno } = self;
-        if taken >= *most {
-            let what = format!("the service has {most} {what} already; end some programs");
-            return Err(ServiceError::new(*errno, what));
+/// Three quarters.
+pub(crate) const fn part_of_others(most: usize) -> usize {
+    most / 4 * 3
+}
+
+const PROGRAMS: Good = Good {
+    what: "programs",
+    keys: ["process.programs", "user.programs"],
+    most: CLIENTS_MAX,
+    others: part_of_others(CLIENTS_MAX),
+    errno: libc::EUSERS,
+};
+const LANES: Good = Good {
+    what: "lanes",
+    keys: ["process.lanes", "user.lanes"],
+    most: LANE_MAX as usize,
+    others: part_of_others(LANE_MAX as usize),
+    errno: libc::ENOSPC,
+};
+const IDS: Good = Good {
+    what: "ids",
+    keys: ["process.ids", "user.ids"],
+    most: IDS_MAX as usize,
+    others: part_of_others(IDS_MAX as usize),
+    errno: libc::ENOMEM,
+};
+/// Bounded by ids.
+const LISTENERS: Good = Good {
+    what: "listeners",
+    keys: ["process.listeners", "user.listeners"],
+    most: usize::MAX,
+    others: usize::MAX,
+    ..IDS
+};
+/// Bounded by ids.
+const PENDING: Good = Good {
+    what: "pending connections",
+    keys: ["process.pending_connections", "user.pending_connections"],
+    ..LISTENERS
+};
+/// Bounded by descriptors.
+const CHANNELS: Good = Good {
+    what: "event channels",
+    keys: ["process.event_channels", "user.event_channels"],
+    most: usize::MAX,
+    others: usize::MAX,
+    errno: libc::EMFILE,
+};
+
+/// How much of a good is taken.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    all: usize,
+    by_others: usize,
+    by_user: usize,
+    by_program: usize,
+}
+
+/// Why there is no more.
+#[derive(Debug, PartialEq, Eq)]
+struct Refusal {
+    /// The limit's place in the configuration, or whose part is used up.
+    limit: &'static str,
+    why: String,
+}
+
+impl Good {
+    /// Whether there is more of it, also for another user. `limits` are those of a program and of a user, if there are any.
+    fn check(&self, is_other: bool, taken: Taken, wanted: usize, limits: [Option<u32>; 2]) -> Result<(), Refusal> {
+        let Good { what, keys, most, others, .. } = self;
+        let refuse = |limit, why| Err(Refusal { limit, why });
+        let left = |most: usize, taken: usize| most.saturating_sub(taken);
+        let by_key = [("the program", taken.by_program, limits[0]), ("the user", taken.by_user, limits[1])];
+        for ((whose, used, limit), key) in by_key.into_iter().zip(keys) {
+            let Some(limit) = limit.filter(|limit| left(*limit as usize, used) < wanted) else { continue };
+            let how = "give some back, or raise it in ferroce.toml";
+            return refuse(key, format!("{whose} has {used} {what} already, and limits.{key} is {limit}; {how}"));
         }
-        if is_other && by_others >= *others {
-            let what = format!(
-                "users other than the service's own have {others} {what} already, and the rest is for that user; end some programs"
+        if left(*most, taken.all) < wanted {
+            return refuse(
+                "all",
+                format!("the service has {most} {what} at most, and no more are free; end some programs"),
             );
-            return Err(ServiceError::new(*errno, what));
+        }
+        if !is_other {
+            return Ok(());
+        }
+        if left(*others, taken.by_others) < wanted {
+            let rest = "the rest is for that user; end some programs";
+            return refuse(
+                "others",
+                format!("users other than the service's own have {others} {what} already, and {rest}"),
+            );
+        }
+        if limits[1].is_none() && !(0..wanted).all(|n| leaves_room(taken.by_user + n, taken.by_others + n, *others)) {
+            let (used, key) = (taken.by_user, keys[1]);
+            let how = format!("give some back, or set limits.{key} in ferroce.toml");
+            return refuse(
+                key,
+                format!("the user has {used} {what} already, and leaves as many to further users; {how}"),
+            );
         }
         Ok(())
     }
+}
+
+/// What was written to the log lately: user and limit.
+#[derive(Debug, Default)]
+pub(super) struct Said(BTreeMap<(u32, &'static str), Instant>);
+
+impl Said {
+    /// Whether it is to be said now.
+    fn is_due(&mut self, uid: u32, limit: &'static str, now: Instant) -> bool {
+        let recent = |at: &Instant| now.saturating_duration_since(*at) < SAY_AGAIN;
+        if self.0.get(&(uid, limit)).is_some_and(recent) {
+            return false;
+        }
+        self.0.retain(|_, at| recent(at));
+        if self.0.len() >= SAID_MAX {
+            return false;
+        }
+        self.0.insert((uid, limit), now);
+        true
+    }
+}
+
+/// Descriptors of this process that programs may have: what the system allows, but for those that the service needs itself.
+pub(super) fn descriptors_for_programs() -> usize {
+    let allowed = getrlimit(Resource::Nofile).current.map_or(DESCRIPTORS_MAX as usize, |limit| limit as usize);
+    let allowed = allowed.min(DESCRIPTORS_MAX as usize);
+    // Where there are very few, half of them.
+    allowed - DESCRIPTORS_KEPT.min(allowed / 2)
 }
 
 impl Service {
@@ -65,6 +206,7 @@ impl Service {
         for info in self.cm.ids() {
             let Some(Owner(client)) = info.owner else { continue };
             let used = by_client.entry(client).or_default();
+            used.ids += 1;
             match info.state {
                 State::Listen => used.listeners += 1,
                 _ if is_pending(info.state) => used.pending += 1,
@@ -75,60 +217,112 @@ impl Service {
     }
 
     /// Whether one more program of this user may connect.
-    pub(super) fn may_connect(&self, uid: u32) -> Result<(), ServiceError> {
-        let of_others = self.clients.values().filter(|client| self.is_other(client.peer.uid)).count();
-        CLIENTS.check(self.is_other(uid), self.clients.len(), of_others)?;
-        let used = self.clients.values().filter(|client| client.peer.uid == uid).count();
+    pub(super) fn may_connect(&mut self, peer: Peer) -> Result<(), ServiceError> {
+        let mut taken = self.taken(peer.uid, None, |_, _| 1);
         // Connections that cannot be closed count.
-        let used = (used + self.closers.pending(uid)) as u32;
-        let (key, what, most) = ("user.programs", "programs", self.options.limits.user.programs);
-        within(&format!("uid {uid}"), &Limit { key, what, used, most, errno: libc::EUSERS })
+        taken.add(self.closers.pending(peer.uid), self.is_other(peer.uid), true, false);
+        let user = self.options.limits.user.programs;
+        self.check(peer, None, &PROGRAMS, taken, 1, [None, user])?;
+        self.may_hold_descriptors(peer, None, OF_CONNECTION)
     }
 
     /// Whether a client may have one more lane.
-    pub(super) fn may_have_lane(&self, id: u64) -> Result<(), ServiceError> {
-        let client = &self.clients[&id];
-        self.may_be_served(client.peer)?;
-        let of_others = self.clients.values().filter(|other| self.is_other(other.peer.uid));
-        let of_others = of_others.map(|client| client.lanes.len()).sum();
-        LANES.check(self.is_other(client.peer.uid), self.lanes.len(), of_others)?;
-        let limits = &self.options.limits;
-        let of_user = self.clients.values().filter(|other| other.peer.uid == client.peer.uid);
-        let of_user = of_user.map(|client| client.lanes.len()).sum::<usize>() as u32;
-        let limit = |key, used, most| Limit { key, what: "lanes", used, most, errno: libc::ENOSPC };
-        self.check(
-            id,
-            &[
-                limit("process.lanes", client.lanes.len() as u32, limits.process.lanes),
-                limit("user.lanes", of_user, limits.user.lanes),
-            ],
-        )
+    pub(super) fn may_have_lane(&mut self, id: u64) -> Result<(), ServiceError> {
+        let peer = self.clients[&id].peer;
+        self.may_be_served(peer)?;
+        let taken = self.taken(peer.uid, Some(id), |_, client| client.lanes.len());
+        let (process, user) = (self.options.limits.process.lanes, self.options.limits.user.lanes);
+        self.check(peer, Some(id), &LANES, taken, 1, [Some(process), user])?;
+        // Its socket, and the service's end of the relay.
+        let descriptors = if self.may_hold_sockets(peer) { 2 } else { 1 };
+        self.may_hold_descriptors(peer, Some(id), descriptors)
     }
 
     /// Whether a client may ask this of the connection manager.
-    pub(super) fn may_ask(&self, id: u64, asked: &CmRequest) -> Result<(), ServiceError> {
-        let (what, of): (_, fn(&IdUse) -> u32) = match asked {
-            CmRequest::Listen { .. } => ("listeners", |used| used.listeners),
-            CmRequest::Connect { .. } | CmRequest::Resolve { .. } => ("pending connections", |used| used.pending),
-            _ => return Ok(()),
+    pub(super) fn may_ask(&mut self, id: u64, asked: &CmRequest) -> Result<(), ServiceError> {
+        match asked {
+            CmRequest::OpenChannel => self.may_open_channel(id),
+            CmRequest::CreateId { .. } | CmRequest::Adopt { .. } => self.may_have_id(id),
+            CmRequest::Listen { .. } => {
+                let (process, user) = (self.options.limits.process.listeners, self.options.limits.user.listeners);
+                self.may_use_ids(id, &LISTENERS, |state| state == State::Listen, [process, user])
+            }
+            CmRequest::Connect { .. } | CmRequest::Resolve { .. } => {
+                let (process, user) = (&self.options.limits.process, &self.options.limits.user);
+                let limits = [process.pending_connections, user.pending_connections];
+                self.may_use_ids(id, &PENDING, is_pending, limits)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn may_open_channel(&mut self, id: u64) -> Result<(), ServiceError> {
+        let peer = self.clients[&id].peer;
+        let taken = self.taken(peer.uid, Some(id), |id, _| self.cm.channels_of(id));
+        let (process, user) = (self.options.limits.process.event_channels, self.options.limits.user.event_channels);
+        self.check(peer, Some(id), &CHANNELS, taken, 1, [Some(process), user])?;
+        self.may_hold_descriptors(peer, Some(id), 1)
+    }
+
+    fn may_have_id(&mut self, id: u64) -> Result<(), ServiceError> {
+        let peer = self.clients[&id].peer;
+        let by_program = self.cm.ids_of(id);
+        let (by_user, by_others) = self.cm.ids_of_user(self.user(peer.uid));
+        // Those that linger are nobody's, and have a limit of their own.
+        let taken = Taken { all: by_program, by_others, by_user, by_program };
+        let (process, user) = (self.options.limits.process.ids, self.options.limits.user.ids);
+        self.check(peer, Some(id), &IDS, taken, 1, [Some(process), user])
+    }
+
+    fn may_use_ids(
+        &mut self,
+        id: u64,
+        good: &Good,
+        counts: fn(State) -> bool,
+        [process, user]: [u32; 2],
+    ) -> Result<(), ServiceError> {
+        let peer = self.clients[&id].peer;
+        // Others' ids are not looked at: these limits are of users only, and one with many ids shall not hold others up.
+        let count = |id: u64| self.cm.states_of(id).filter(|state| counts(*state)).count();
+        let taken =
+            self.taken(peer.uid, Some(id), |id, client| if client.peer.uid == peer.uid { count(id) } else { 0 });
+        self.check(peer, Some(id), good, taken, 1, [Some(process), Some(user)])
+    }
+
+    /// Whether a program may make the service hold so many more descriptors.
+    fn may_hold_descriptors(&mut self, peer: Peer, id: Option<u64>, wanted: usize) -> Result<(), ServiceError> {
+        let good = Good {
+            what: "descriptors of the service",
+            keys: ["process.descriptors", "user.descriptors"],
+            most: self.descriptors,
+            others: part_of_others(self.descriptors),
+            errno: libc::EMFILE,
         };
-        let used = self.id_use();
-        let uid = self.clients[&id].peer.uid;
-        let of_client = used.get(&id).map_or(0, of);
-        let of_user =
-            used.iter().filter(|(client, _)| self.clients.get(client).is_some_and(|client| client.peer.uid == uid));
-        let of_user = of_user.map(|(_, used)| of(used)).sum();
-        let (process, user) = (&self.options.limits.process, &self.options.limits.user);
-        let (keys, process, user) = match asked {
-            CmRequest::Listen { .. } => (["process.listeners", "user.listeners"], process.listeners, user.listeners),
-            _ => (
-                ["process.pending_connections", "user.pending_connections"],
-                process.pending_connections,
-                user.pending_connections,
-            ),
-        };
-        let limit = |key, used, most| Limit { key, what, used, most, errno: libc::ENOMEM };
-        self.check(id, &[limit(keys[0], of_client, process), limit(keys[1], of_user, user)])
+        let taken = self.descriptors_taken(peer.uid, id);
+        let (process, user) = (self.options.limits.process.descriptors, self.options.limits.user.descriptors);
+        self.check(peer, id, &good, taken, wanted, [Some(process), user])
+    }
+
+    /// Descriptors that the service holds for programs: connections, lanes (also those that were given back, as long as a copy of the
+    /// relay's other end is there) and event channels.
+    fn descriptors_taken(&self, uid: u32, id: Option<u64>) -> Taken {
+        let mut taken = self.taken(uid, id, |id, _| OF_CONNECTION + self.cm.channels_of(id));
+        for (socket, lend) in &self.lends {
+            let held = if has_socket(*socket) { 2 } else { 1 };
+            let holder = lend.holder;
+            taken.add(held, self.is_other(holder.uid), holder.uid == uid, Some(holder.client) == id);
+        }
+        taken
+    }
+
+    /// How much of something clients have, by what each one has.
+    fn taken(&self, uid: u32, id: Option<u64>, has: impl Fn(u64, &super::Client) -> usize) -> Taken {
+        let mut taken = Taken::default();
+        for (number, client) in &self.clients {
+            let (other, users) = (self.is_other(client.peer.uid), client.peer.uid == uid);
+            taken.add(has(*number, client), other, users, Some(*number) == id);
+        }
+        taken
     }
 
     /// Whether a user is neither the service's own nor root.
@@ -136,10 +330,36 @@ impl Service {
         uid != self.uid && uid != 0
     }
 
-    fn check(&self, id: u64, limits: &[Limit<'_>]) -> Result<(), ServiceError> {
-        let client = &self.clients[&id];
-        let who = || format!("{} (pid {}, uid {})", client.name(), client.peer.pid, client.peer.uid);
-        limits.iter().try_for_each(|limit| within(&who(), limit))
+    /// A user as the connection manager knows it.
+    pub(super) fn user(&self, uid: u32) -> ferroce_cm::User {
+        ferroce_cm::User { number: uid.into(), guest: self.is_other(uid) }
+    }
+
+    /// Refuses what would go beyond a limit, and says so in the log.
+    fn check(
+        &mut self,
+        peer: Peer,
+        id: Option<u64>,
+        good: &Good,
+        taken: Taken,
+        wanted: usize,
+        limits: [Option<u32>; 2],
+    ) -> Result<(), ServiceError> {
+        let Err(refusal) = good.check(self.is_other(peer.uid), taken, wanted, limits) else { return Ok(()) };
+        if self.said.is_due(peer.uid, refusal.limit, Instant::now()) {
+            let program = id.and_then(|id| self.clients.get(&id)).map(super::Client::name);
+            log::warn!("{} gets no more {}: {}", Who { peer, program }, good.what, refusal.why);
+        }
+        Err(ServiceError::new(good.errno, refusal.why))
+    }
+}
+
+impl Taken {
+    fn add(&mut self, amount: usize, by_other: bool, by_user: bool, by_program: bool) {
+        self.all += amount;
+        self.by_others += if by_other { amount } else { 0 };
+        self.by_user += if by_user { amount } else { 0 };
+        self.by_program += if by_program { amount } else { 0 };
     }
 }
 
@@ -150,22 +370,6 @@ fn is_pending(state: State) -> bool {
     )
 }
 
-/// Refuses what would go beyond a limit, and says so in the log.
-fn within(who: &str, limit: &Limit<'_>) -> Result<(), ServiceError> {
-    let Limit { key, what, used, most, errno } = limit;
-    if used < most {
-        return Ok(());
-    }
-    log::warn!("limit limits.{key} = {most}: {who} gets no more {what}");
-    let of = if key.starts_with("user.") { "the user" } else { "the program" };
-    Err(ServiceError::new(
-        *errno,
-        format!(
-            "{of} has {used} {what} already, and limits.{key} is {most}; give some back, or raise it in ferroce.toml"
-        ),
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -173,24 +377,93 @@ mod tests {
     use ferroce_testkit::{free_name, free_port};
 
     use super::*;
-    use crate::protocol::{self, REQUEST_BYTES_MAX, Request, VERSION};
+    use crate::protocol::{self, REQUEST_BYTES_MAX, Reply, Request, VERSION};
     use crate::seqpacket;
     use crate::server::ServerOptions;
+
+    /// Of these, so much is another user's.
+    fn taken(all: usize, by_others: usize, by_user: usize) -> Taken {
+        Taken { all, by_others, by_user, by_program: 0 }
+    }
 
     /// Any user can connect, as often as it likes.
     #[test]
     fn other_users_leave_something_for_the_services_own() {
-        for share in [CLIENTS, LANES] {
-            let (used, by_others) = (share.others, share.others);
-            assert!(used < share.most, "{}", share.what);
-            share.check(true, used - 1, by_others - 1).unwrap();
-            let refused = share.check(true, used, by_others).unwrap_err();
-            assert_eq!(refused.errno(), share.errno);
-            assert!(refused.to_string().contains("users other than the service's own have"), "{refused}");
-            share.check(false, used, by_others).unwrap();
-            share.check(false, share.most - 1, by_others).unwrap();
-            assert_eq!(share.check(false, share.most, by_others).unwrap_err().errno(), share.errno);
-            assert_eq!(share.check(true, share.most, 0).unwrap_err().errno(), share.errno);
+        for good in [PROGRAMS, LANES, IDS] {
+            let (used, by_others) = (good.others, good.others);
+            assert!(used < good.most, "{}", good.what);
+            let no_limits = [None; 2];
+            good.check(true, taken(used - 1, by_others - 1, 0), 1, no_limits).unwrap();
+            let refused = good.check(true, taken(used, by_others, 0), 1, no_limits).unwrap_err();
+            assert!(refused.why.contains("users other than the service's own have"), "{refused:?}");
+            good.check(false, taken(used, by_others, 0), 1, no_limits).unwrap();
+            good.check(false, taken(good.most - 1, by_others, good.most - 1), 1, no_limits).unwrap();
+            assert_eq!(good.check(false, taken(good.most, by_others, 0), 1, no_limits).unwrap_err().limit, "all");
+            assert_eq!(good.check(true, taken(good.most, 0, 0), 1, no_limits).unwrap_err().limit, "all");
+        }
+    }
+
+    /// By itself: what ferroce.toml says goes before it.
+    #[test]
+    fn one_other_user_leaves_room_for_further_ones() {
+        let all = LANES.others;
+        let most = (0..).find(|n| LANES.check(true, taken(*n, *n, *n), 1, [None; 2]).is_err()).unwrap();
+        assert_eq!((all, most), (765, 382));
+        let refused = LANES.check(true, taken(most, most, most), 1, [None; 2]).unwrap_err();
+        assert_eq!(refused.limit, "user.lanes");
+        assert!(refused.why.contains("leaves as many to further users"), "{refused:?}");
+        LANES.check(true, taken(most, most, 0), 1, [None; 2]).unwrap();
+        LANES.check(true, taken(700, 700, 700), 1, [None, Some(701)]).unwrap();
+        let refused = LANES.check(true, taken(701, 701, 701), 1, [None, Some(701)]).unwrap_err();
+        assert!(refused.why.contains("limits.user.lanes is 701"), "{refused:?}");
+        LANES.check(false, taken(1000, 0, 1000), 1, [None; 2]).unwrap();
+    }
+
+    #[test]
+    fn what_takes_several_is_had_whole_or_not_at_all() {
+        LANES.check(false, taken(1021, 0, 0), 2, [None; 2]).unwrap();
+        LANES.check(false, taken(1022, 0, 0), 2, [None; 2]).unwrap_err();
+        LANES.check(true, taken(381, 381, 381), 1, [None; 2]).unwrap();
+        LANES.check(true, taken(381, 381, 381), 2, [None; 2]).unwrap_err();
+    }
+
+    #[test]
+    fn a_refusal_is_logged_once_in_a_while() {
+        let (mut said, now) = (Said::default(), Instant::now());
+        assert!(said.is_due(7, "user.ids", now));
+        assert!(!said.is_due(7, "user.ids", now + SAY_AGAIN / 2));
+        assert!(said.is_due(8, "user.ids", now) && said.is_due(7, "all", now));
+        assert!(said.is_due(7, "user.ids", now + SAY_AGAIN));
+        let many = (0..10_000).filter(|uid| said.is_due(100 + uid, "user.ids", now + SAY_AGAIN)).count();
+        assert_eq!((many, said.0.len()), (SAID_MAX - 1, SAID_MAX));
+    }
+
+    /// Descriptors, too: nobody could connect any more, and the service not say why.
+    #[test]
+    fn another_user_leaves_descriptors_for_the_services_own() {
+        let mut service = service();
+        (service.uid, service.descriptors) = (7, 40);
+        let connect = |service: &mut Service, uid| {
+            let (ours, theirs) = seqpacket::pair().unwrap();
+            service.enlist_client(theirs, Peer { pid: 1, uid });
+            ours
+        };
+        let told = |connection: &std::os::fd::OwnedFd| {
+            let mut buffer = [0; REQUEST_BYTES_MAX];
+            let received = seqpacket::recv(connection, &mut buffer, rustix::net::RecvFlags::DONTWAIT).ok()?;
+            match protocol::decode::<Reply>(&buffer[..received.len]).unwrap().body {
+                Reply::Error { errno, .. } => Some(errno),
+                reply => panic!("{reply:?}"),
+            }
+        };
+        // 30 are for others, and half of these for one.
+        let of_one: Vec<_> = (0..20).map(|_| connect(&mut service, 8)).collect();
+        let said: Vec<_> = of_one.iter().map(told).collect();
+        assert_eq!(said, [vec![None; 7], vec![Some(libc::EMFILE); 13]].concat());
+        let of_many: Vec<_> = (100..120).map(|uid| connect(&mut service, uid)).collect();
+        assert!(of_many.iter().any(|connection| told(connection).is_none()), "there is something for another");
+        for _ in 0..5 {
+            assert_eq!(told(&connect(&mut service, 7)), None, "the service's own user");
         }
     }
 

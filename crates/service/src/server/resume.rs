@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::groups::Memberships;
 use super::kept::{Kept, NextKeeper};
-use super::{Client, Lend, ServerOptions, Service, SocketId, Source, has_socket};
+use super::{Client, Holder, Lend, ServerOptions, Service, SocketId, Source, has_socket};
 use crate::group::Group;
 use crate::protocol::{self, Counters, Reply};
 use crate::store::{Held, Key, Store};
@@ -38,6 +38,7 @@ struct SavedLend {
     lease: u64,
     #[serde(default)]
     groups: Memberships,
+    holder: Holder,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -89,6 +90,7 @@ impl Service {
             lane: lend.lane,
             lease: lend.lease,
             groups: lend.groups.clone(),
+            holder: lend.holder,
         };
         self.store.save_service(&Saved {
             started_s: self.started_s,
@@ -202,13 +204,14 @@ impl Service {
                 .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
             let saved = lends.iter().find(|lend| lend.socket == socket);
             let lease = saved.map_or(0, |lend| lend.lease);
+            // What no state tells of was just being made.
+            let holder = saved.map_or(Holder { client: 0, uid: self.uid }, |lend| lend.holder);
             let mut groups = saved.map(|lend| lend.groups.clone()).unwrap_or_default();
             if lane.is_none() {
                 self.leave_all(socket, std::mem::take(&mut groups));
             }
-            let holder = clients.values().find(|(_, _, client)| client.lanes.get(&lane.unwrap_or(0)) == Some(&socket));
-            let closer = self.closers.of(holder.map_or(closing::NOBODY_KNOWN, |(_, _, client)| client.uid));
-            self.lends.insert(socket, Lend { relay, closer, lane, lease, groups });
+            let closer = self.closers.of(saved.map_or(closing::NOBODY_KNOWN, |lend| lend.holder.uid));
+            self.lends.insert(socket, Lend { relay, closer, lane, lease, groups, holder });
         }
         Ok(())
     }
@@ -232,6 +235,7 @@ impl Service {
             });
         let restarted = protocol::encode(0, Reply::Restarted);
         let told = seqpacket::send(&client.connection, &[&restarted], &[], SendFlags::DONTWAIT);
+        self.cm.enroll(id, self.user(client.peer.uid));
         self.clients.insert(id, client);
         self.silent.push_back((Instant::now() + super::HELLO_WITHIN, id));
         if let Err(errno) = watch.and(told) {

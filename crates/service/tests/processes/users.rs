@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ferroce_service::client::{Client, Relayed, StartOptions};
+use ferroce_service::cm::client::EventChannel;
 use ferroce_wire::NetHeader;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketType};
@@ -78,6 +79,36 @@ pub(super) fn role_look(options: &StartOptions) {
     let (programs, ids) = (client.status().unwrap().clients.len(), client.cm_ids().unwrap().len());
     let leases = (1..=1023).filter(|lane| client.lease_of(*lane).unwrap().is_some()).count();
     say(format_args!("{programs} {ids} {leases}"));
+    wait_for_end_of_input();
+}
+
+/// Takes all ids and event channels that it gets, with as many connections as it gets; says how many of each, and with what errors the
+/// last ones were refused.
+pub(super) fn role_greedy(options: &StartOptions) {
+    ferroce_service::server::raise_descriptor_limit();
+    let (mut clients, mut channels, mut ids) = (Vec::new(), Vec::new(), 0);
+    let all = |count: &mut usize, mut next: Box<dyn FnMut() -> Result<(), ferroce_service::ServiceError> + '_>| loop {
+        match next() {
+            Ok(()) => *count += 1,
+            Err(error) => return error.errno(),
+        }
+    };
+    let refused = loop {
+        let client = match Client::connect(options) {
+            Ok(client) => client,
+            Err(error) => break error.errno(),
+        };
+        let (mut opened, mut own) = (0, Vec::new());
+        let no_channel = all(&mut opened, Box::new(|| EventChannel::open(&client).map(|channel| own.push(channel))));
+        assert_eq!(no_channel, libc::EMFILE);
+        if let Some(channel) = own.first() {
+            let no_id = all(&mut ids, Box::new(|| client.cm_create_id(channel, 0x0106, false).map(drop)));
+            assert_eq!(no_id, libc::ENOMEM);
+        }
+        channels.extend(own);
+        clients.push(client);
+    };
+    say(format_args!("{} {} {ids} {refused}", clients.len(), channels.len()));
     wait_for_end_of_input();
 }
 
@@ -191,6 +222,48 @@ pub(super) fn a_user_sees_its_own_programs_only(scene: &Scene) {
     nobodys.end();
 }
 
+/// It took all ids of the connection manager, and all descriptors of the service, which then could accept nobody.
+pub(super) fn one_user_leaves_ids_and_descriptors_to_others(scene: &Scene) {
+    if !there_are_two_users() {
+        return;
+    }
+    let reachable = Reachable::new(scene);
+    // Few enough to be had quickly: 440 for programs, of which others have 330.
+    let mut command = Command::new("prlimit");
+    command.arg("--nofile=600:600").arg(&scene.options.candidates[0]);
+    command.args(["--ready", "--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
+    let config = reachable.config("config", "[limits.process]\nids = 49152\n");
+    command.env("FERROCE_CONFIG", config).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut service = Helper::spawn(command);
+    assert_eq!(service.line(), "ready");
+
+    let mut greedy = reachable.nobodys(scene, "greedy");
+    let line = greedy.line();
+    let said: Vec<usize> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+    let [clients, channels, ids, refused] = said[..] else { panic!("{line}") };
+    assert_eq!(2 * clients + channels, 165, "half of what others may have: {line}");
+    assert_eq!((ids, refused), (18_432, libc::EMFILE as usize), "{line}");
+
+    // Another one finds as much as the first one left, and the service's own user the rest.
+    let mut next = reachable.as_user(scene, "greedy", NOBODY - 1);
+    let line = next.line();
+    let said: Vec<usize> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+    assert!(said[0] > 0 && said[1] > 0 && said[2] > 1000, "{line}");
+    let client = scene.connect_or_start();
+    client.lease_lane().unwrap();
+    let channel = EventChannel::open(&client).unwrap();
+    for _ in 0..1000 {
+        client.cm_create_id(&channel, 0x0106, false).unwrap();
+    }
+    let status = client.status().unwrap();
+    greedy.end();
+    next.end();
+    wait_for(&client, "nothing of the greedy", |status| status.clients.len() == 1);
+    drop(client);
+    scene.kill_service(&status);
+    service.child.wait().unwrap();
+}
+
 /// Whoever starts a program with more rights than his own wrote its environment: with its rights it would execute what he likes, and
 /// write where he likes.
 pub(super) fn a_set_user_id_program_obeys_no_variable(scene: &Scene) {
@@ -275,9 +348,13 @@ impl Reachable {
 
     /// A helper of user nobody.
     fn nobodys(&self, scene: &Scene, role: &str) -> Helper {
+        self.as_user(scene, role, NOBODY)
+    }
+
+    fn as_user(&self, scene: &Scene, role: &str, uid: u32) -> Helper {
         let mut command = Command::new(self.copy(&std::env::current_exe().unwrap()));
-        command.args(scene.helper_command(role).get_args());
-        Helper::spawn(nobodys(command))
+        command.args(scene.helper_command(role).get_args()).uid(uid).gid(NOBODY);
+        Helper::spawn(with_pipes(command))
     }
 
     /// A service of user nobody that listens.
@@ -308,6 +385,11 @@ impl Drop for Reachable {
 }
 
 fn nobodys(mut command: Command) -> Command {
-    command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.uid(NOBODY).gid(NOBODY);
+    with_pipes(command)
+}
+
+fn with_pipes(mut command: Command) -> Command {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
