@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 
-use ferroce_core::{KeyTable, RecvQueue};
+use ferroce_core::{Cq, KeyTable, RecvQueue};
 use ferroce_transport::{QpInit, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, WcStatus};
-use ferroce_wire::{Aeth, Bth, NetHeader, Opcode, Psn, Syndrome};
+use ferroce_wire::{Aeth, Bth, MULTICAST_QPN, NetHeader, Opcode, Psn, Syndrome};
 use parking_lot::Mutex;
 
 use super::machines::Waiting;
