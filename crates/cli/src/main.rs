@@ -58,7 +58,9 @@ enum Cmd {
 }
 
 fn main() -> ExitCode {
-    let result = match &Args::parse().command {
+    let args = Args::parse();
+    output::show_warnings();
+    let result = match &args.command {
         Cmd::Run(args) => run::run(args),
         Cmd::Devices(args) => devices::run(args),
         Cmd::Status(args) => status::run(args),

@@ -146,6 +146,29 @@ impl Table {
     }
 }
 
+/// Shows what the library warns of while a command waits for the service: without it the command would wait without a word.
+pub(crate) fn show_warnings() {
+    if log::set_logger(&Warnings).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
+}
+
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn && metadata.target() == "ferroce_service::client"
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            complain(record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -484,7 +484,8 @@ impl Line {
         }
         let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
         if rustix::event::poll(&mut polled, Some(&SILENT)) == Ok(0) {
-            log::warn!("{}; giving up after {:?}", standing::silence_of(&self.socket), self.patience);
+            let silence = standing::silence_of(&self.socket);
+            log::warn!("waiting up to {:?} for the Ferroce service, which does not answer: {silence}", self.patience);
         }
     }
 
@@ -502,7 +503,13 @@ impl Line {
     }
 
     fn lost(&self, errno: Errno) -> Failure {
+        /// Who waits less has no time to look.
+        const LOOK_AFTER: Duration = Duration::from_secs(1);
         let error = ended(errno, self.patience);
+        if error.errno() == libc::ETIMEDOUT && self.patience >= LOOK_AFTER {
+            let what = format!("{error} ({})", standing::silence_of(&self.socket));
+            return Failure::Refused(ServiceError::new(libc::ETIMEDOUT, what));
+        }
         if error.errno() != libc::ECONNRESET {
             return Failure::Refused(error);
         }
@@ -525,10 +532,9 @@ impl Line {
 /// Why a service does not answer.
 fn ended(errno: Errno, patience: Duration) -> ServiceError {
     match errno {
-        Errno::AGAIN | Errno::INTR => ServiceError::new(
-            libc::ETIMEDOUT,
-            format!("the Ferroce service did not answer within {patience:?}; is it stopped?"),
-        ),
+        Errno::AGAIN | Errno::INTR => {
+            ServiceError::new(libc::ETIMEDOUT, format!("the Ferroce service did not answer within {patience:?}"))
+        }
         Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => ServiceError::new(
             libc::ECONNRESET,
             "the Ferroce service has ended; lanes that were leased work on, new ones need a device opened anew",

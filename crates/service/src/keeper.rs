@@ -4,6 +4,7 @@
 //! and no lane is lost. It ends with the service's orderly end. A keeper that dies is replaced by the service: the first
 //! one is the service's parent, later ones are started by it.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 /// Listens at the name, runs services one after the other, and returns when one ended in order.
 ///
 /// `worker` gives the command that calls [`server::Service::resume`] with its standard input. `ready` is called when
-/// clients can connect. EADDRINUSE: another service runs already.
+/// clients can connect. The process is to end after this: what was kept stays open until then. EADDRINUSE: another service runs already.
 pub fn run(name: &str, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Result<(), ServiceError> {
     let mut held = Held::new();
     held.insert(Key::Listener, server::listen(name)?);
@@ -59,7 +60,8 @@ pub fn run(name: &str, worker: &dyn Fn() -> Command, ready: impl FnOnce()) -> Re
 
 /// Keeps what a service that has lost its keeper says on `socket`, and runs services after it as [`run`] does.
 pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), ServiceError> {
-    let mut held = Held::new();
+    // As in [`keep`].
+    let mut held = ManuallyDrop::new(Held::new());
     let failed = |what| ServiceError::new(libc::EPROTO, what);
     let (pid, parent) = parent_at(socket.as_fd());
     let ended = attend(socket, &mut held, pid).map_err(failed)?;
@@ -73,7 +75,7 @@ pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), S
             let mut crashes = Crashes::default();
             crashes.pause()?;
             let started = start_again(worker, &mut crashes)?;
-            keep(held, started, worker, crashes)
+            keep(ManuallyDrop::into_inner(held), started, worker, crashes)
         }
         Ended::Crashed | Ended::Hung => Err(failed("the service crashed before it had said what to keep".into())),
     }
@@ -81,11 +83,14 @@ pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), S
 
 /// Runs services, the first one of which is `started`, one after the other until one ends in order.
 fn keep(
-    mut held: Held,
+    held: Held,
     mut started: (Child, OwnedFd),
     worker: &dyn Fn() -> Command,
     mut crashes: Crashes,
 ) -> Result<(), ServiceError> {
+    // There may be messages in the sockets whose descriptors wait as they are closed. The process ends after this, and the system does not
+    // wait then.
+    let mut held = ManuallyDrop::new(held);
     loop {
         let (mut child, socket) = started;
         let attended = give(&socket, &held).and_then(|()| attend(&socket, &mut held, child.id()));

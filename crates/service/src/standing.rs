@@ -66,22 +66,22 @@ fn processes_of(socket: impl AsFd) -> Vec<Process> {
     pids.filter_map(Process::of).filter(is_its).take(NAMED_MAX).collect()
 }
 
-/// One line for who waits for a service that does not answer: for whom, what these do, and what to do.
+/// For who waits for a service that does not answer: whose it is, what its processes do, and what to do.
 pub(crate) fn silence_of(socket: impl AsFd) -> String {
     let processes = processes_of(&socket);
-    let whose = sys::peer(socket.as_fd()).map_or_else(|_| String::new(), |peer| format!(" of {}", user(peer.uid)));
-    let mut line = format!("waiting for the Ferroce service{whose}, which does not answer");
-    if processes.is_empty() {
-        line += "; its processes cannot be seen from here";
+    let mut parts: Vec<String> = processes.iter().map(ToString::to_string).collect();
+    if parts.is_empty() {
+        parts.push("its processes cannot be seen from here".into());
     }
-    for process in &processes {
-        line += &format!("; {process}");
-    }
-    match processes.iter().find(|process| process.is_stopped()) {
-        Some(stopped) => line += &format!(". `kill -CONT {}` lets it go on", stopped.pid),
-        None => line += ". A worker that hangs is replaced within half a minute",
-    }
-    line
+    let whose = sys::peer(socket.as_fd()).map_or_else(|_| "somebody".into(), |peer| user(peer.uid));
+    let stopped = processes.iter().filter(|process| process.is_stopped());
+    let stopped: Vec<String> = stopped.map(|process| process.pid.to_string()).collect();
+    let remedy = if stopped.is_empty() {
+        "a worker that hangs is replaced within a minute".into()
+    } else {
+        format!("`kill -CONT {}` lets it go on", stopped.join(" "))
+    };
+    format!("it is that of {whose}; {}; {remedy}", parts.join(", "))
 }
 
 /// What to say where another service has the name.

@@ -70,7 +70,10 @@ pub(super) fn who_waits_for_a_silent_service_says_so(scene: &Scene) {
     signal(service, Signal::STOP);
     let mut helper = scene.helper("wait");
     let told = helper.line();
-    assert!(told.contains("waiting for the Ferroce service") && told.contains("is stopped, state T"), "{told}");
+    assert!(
+        told.contains("for the Ferroce service, which does not answer") && told.contains("is stopped, state T"),
+        "{told}"
+    );
     assert!(told.contains(&format!("`kill -CONT {service}`")), "{told}");
     signal(service, Signal::CONT);
     assert_eq!(helper.line(), "connected");

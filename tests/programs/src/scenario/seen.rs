@@ -90,7 +90,10 @@ pub(super) fn stopped_service(world: &World<'_>) -> Result<(), Failure> {
     stopped?;
     for asked in asked {
         let asked = asked?;
-        if asked.status.success() || !asked.stderr.contains("did not answer within 3s; is it stopped?") {
+        let is_told = ["did not answer within 3s", "is stopped, state T", "`kill -CONT "]
+            .iter()
+            .all(|part| asked.stderr.contains(part));
+        if asked.status.success() || !is_told {
             return Err(Failure::new("a stopped service is not told").with(asked.report()));
         }
     }
