@@ -27,14 +27,15 @@ struct Lingering {
 
 impl Lingering {
     fn new() -> Lingering {
-        const HOUR: Duration = Duration::from_secs(3600);
+        // Longer than any answer of a service is waited for, and not so long that a test which fails takes for ever.
+        const LONG: Duration = Duration::from_secs(120);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other_end, _) = listener.accept().unwrap();
         socket.set_nonblocking(true).unwrap();
         while std::io::Write::write(&mut &socket, &[0; 65_536]).is_ok() {}
-        sockopt::set_socket_linger(&socket, Some(HOUR)).unwrap();
+        sockopt::set_socket_linger(&socket, Some(LONG)).unwrap();
         Lingering { socket: socket.into(), other_end }
     }
 
@@ -129,8 +130,8 @@ fn answer(socket: &OwnedFd) -> String {
     String::from_utf8_lossy(&buffer[..len]).into_owned()
 }
 
-const HELLO: &[u8] = br#"{"id":1,"body":{"Hello":{"version":3,"pid":1,"program":"hostile"}}}"#;
-const HELLO_AGAIN: &[u8] = br#"{"id":1,"body":{"Hello":{"version":3,"pid":1,"program":"hostile","again":true}}}"#;
+const HELLO: &[u8] = br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"hostile"}}}"#;
+const HELLO_AGAIN: &[u8] = br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"hostile","again":true}}}"#;
 const LEASE: &[u8] = br#"{"id":2,"body":{"Lease":{"lane":5}}}"#;
 const RECLAIM: &[u8] = br#"{"id":2,"body":{"Reclaim":{"lane":5,"lease":6}}}"#;
 
