@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use super::{World, all_ok};
 use crate::failure::Failure;
 use crate::launch::Identity;
-use crate::process::wait_all;
+use crate::line::{UNTIL_LISTENING, next_port};
+use crate::process::{Running, wait_all};
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// What one client makes; four make 2,000.
 const EACH: &str = "500";
@@ -43,4 +46,57 @@ pub(super) fn flood(world: &World<'_>) -> Result<(), Failure> {
             }
         }
     })
+}
+
+/// cmtime's server serves until it is ended: a thousand connections at once, twice.
+pub(super) fn cmtime(world: &World<'_>) -> Result<(), Failure> {
+    let port = next_port().to_string();
+    let args = ["-p", &port, "-c", "1000"];
+    let mut server = serve(world, "cmtime", &[&args[..], &["-b", world.wire.server.address]].concat())?;
+    for _ in 0..2 {
+        let args = [&args[..], &["-s", world.wire.server.address]].concat();
+        let client = world.start("client", &world.wire.client, Identity::Ordinary, &[], "cmtime", &args)?;
+        let finished = wait_all(vec![client], 2 * MINUTE)?.remove(0);
+        finished.check_stderr(&[])?;
+        let step = |name: &str| finished.stdout.lines().any(|line| line.starts_with(name) && line.contains(':'));
+        if let Some(name) = ["connect", "disconnect", "destroy"].iter().find(|name| !step(name)) {
+            return Err(Failure::new(format!("cmtime tells no times of {name:?}")).with(finished.report()));
+        }
+    }
+    still_serves(&mut server)
+}
+
+/// rping's server for many clients: one after the other, and four at once, which bind to a source address and check what they read.
+pub(super) fn rping_persistent(world: &World<'_>) -> Result<(), Failure> {
+    let port = next_port().to_string();
+    let (from, to) = (world.wire.client.address, world.wire.server.address);
+    let mut server = serve(world, "rping", &["-s", "-P", "-a", to, "-p", &port])?;
+    let client = |i: usize| {
+        let args = ["-c", "-a", to, "-I", from, "-p", &port, "-V", "-v", "-C", "20"];
+        world.start(&format!("client {i}"), &world.wire.client, Identity::Ordinary, &[], "rping", &args)
+    };
+    for clients in [1, 1, 4] {
+        let running = (1..=clients).map(client).collect::<Result<Vec<_>, _>>()?;
+        for finished in wait_all(running, MINUTE)? {
+            finished.check_stderr(&["DISCONNECT EVENT..."])?;
+            if !finished.stdout.contains("ping data: rdma-ping-19") {
+                return Err(Failure::new("not all pings came back").with(finished.report()));
+            }
+        }
+    }
+    still_serves(&mut server)
+}
+
+/// A server of rdmacm-utils that does not end by itself.
+fn serve(world: &World<'_>, program: &str, args: &[&str]) -> Result<Running, Failure> {
+    let mut server = world.start("server", &world.wire.server, Identity::Ordinary, &[], program, args)?;
+    server.wait_connectable(|| world.status(&world.wire.server, Identity::Ordinary, &[]), UNTIL_LISTENING)?;
+    Ok(server)
+}
+
+fn still_serves(server: &mut Running) -> Result<(), Failure> {
+    match server.poll()? {
+        None => Ok(()),
+        Some(status) => Err(Failure::new(format!("the server has ended: {status}"))),
+    }
 }

@@ -41,10 +41,7 @@ fn receivers(world: &World<'_>, call: &[&str]) -> Result<Vec<Running>, Failure> 
     let mut receivers = Vec::new();
     for (role, host) in [("server", &world.wire.server), ("client", &world.wire.client)] {
         let mut receiver = start(world, role, host, "mckey", &[call, &["-b", host.address]].concat())?;
-        let ferroce = world.launcher.ferroce();
-        let words = ["status".into(), "--json".into()];
-        let status = || world.launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &words);
-        receiver.wait_member(status, UNTIL_LISTENING)?;
+        receiver.wait_member(|| world.status(host, Identity::Ordinary, &[]), UNTIL_LISTENING)?;
         receivers.push(receiver);
     }
     Ok(receivers)

@@ -15,6 +15,7 @@ mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::failure::Failure;
@@ -83,6 +84,8 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("mckey", &["host-v4", "loop-v4", "veth1500-v4", "veth9000-v6"], datagram::mckey),
     scenario("mckey-kill-service", HOST_AND_VETH, datagram::mckey_kill_service),
     scenario("udpong", USUAL, datagram::udpong),
+    scenario("cmtime", HOST_AND_VETH, connections::cmtime),
+    scenario("rping-persistent", USUAL, connections::rping_persistent),
     scenario("connections-2000", HOST_AND_VETH, connections::flood),
     scenario("pipe-ends", HOST, death::pipe_ends),
     scenario("kill-server", HOST_AND_VETH, death::kill_server),
@@ -197,6 +200,13 @@ impl World<'_> {
         let finished = wait_all(vec![running], limit)?.remove(0);
         check_ok(&finished)?;
         Ok(finished)
+    }
+
+    /// Makes `ferroce status --json` as a user sees it on a host.
+    fn status(&self, host: &Host, identity: Identity, env: &[(&str, &str)]) -> Command {
+        let env: Vec<_> = host.env.iter().chain(env).copied().collect();
+        let words = ["status".into(), "--json".into()];
+        self.launcher.plain(host.netns(), identity, &env, self.launcher.ferroce().as_os_str(), &words)
     }
 
     /// The output of a command of Ferroce itself on a host, which does well.

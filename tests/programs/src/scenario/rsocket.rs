@@ -81,11 +81,7 @@ fn check(program: &Finished) -> Result<(), Failure> {
 /// A server that listens for connections.
 fn connectable(world: &World<'_>, program: &str, args: &[&str]) -> Result<Running, Failure> {
     let mut server = start(world, "server", program, args)?;
-    let host = &world.wire.server;
-    let ferroce = world.launcher.ferroce();
-    let words = ["status".into(), "--json".into()];
-    let status = || world.launcher.plain(host.netns(), Identity::Ordinary, host.env, ferroce.as_os_str(), &words);
-    server.wait_connectable(status, UNTIL_LISTENING)?;
+    server.wait_connectable(|| world.status(&world.wire.server, Identity::Ordinary, &[]), UNTIL_LISTENING)?;
     Ok(server)
 }
 

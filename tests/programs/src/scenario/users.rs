@@ -79,10 +79,7 @@ impl<'a> Services<'a> {
         identity: Identity,
         until: impl FnOnce(&mut Running, &dyn Fn() -> std::process::Command) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let launcher = self.world.launcher;
-        let (ferroce, words) = (launcher.ferroce(), ["status".into(), "--json".into()]);
-        let env: Vec<(&str, &str)> = host.env.iter().copied().chain(self.env()).collect();
-        until(program, &|| launcher.plain(host.netns(), identity, &env, ferroce.as_os_str(), &words))
+        until(program, &|| self.world.status(host, identity, &self.env()))
     }
 
     /// All calls, the servers of one user and the clients of another.
