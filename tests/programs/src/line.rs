@@ -18,7 +18,7 @@ pub const UNTIL_LISTENING: Duration = Duration::from_secs(30);
 
 /// What perftest may write to stderr: remarks about the CPU's clock; that it does not know the part number of the device
 /// (it has a list of cards to choose a default of `-I` by, and else takes 0); that datagrams are no larger than the MTU.
-const PERFTEST_REMARKS: &[&str] = &[
+pub(crate) const PERFTEST_REMARKS: &[&str] = &[
     "Conflicting CPU frequency values",
     "CPU Frequency is not max",
     "Device not recognized to implement inline feature. Disabling it",

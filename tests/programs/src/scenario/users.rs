@@ -6,7 +6,8 @@ use super::{World, all_ok};
 use crate::connection;
 use crate::failure::Failure;
 use crate::launch::Identity;
-use crate::line::{UNTIL_LISTENING, next_port};
+use crate::line::{PERFTEST_REMARKS, UNTIL_LISTENING, next_port};
+use crate::parse;
 use crate::place::{Family, Host};
 use crate::process::{Finished, Running, wait_all};
 
@@ -84,7 +85,29 @@ impl<'a> Services<'a> {
 
     /// All calls, the servers of one user and the clients of another.
     fn connections(&self, server: Identity, client: Identity) -> Result<(), Failure> {
-        CALLS.iter().try_for_each(|call| self.connection(*call, server, client))
+        CALLS.iter().try_for_each(|call| self.connection(*call, server, client))?;
+        ["ib_send_bw", "ib_write_bw", "ib_read_lat"]
+            .iter()
+            .try_for_each(|program| self.perftest(program, server, client))
+    }
+
+    /// perftest, whose ends connect by RDMA-CM.
+    fn perftest(&self, program: &str, server: Identity, client: Identity) -> Result<(), Failure> {
+        let wire = self.world.wire;
+        let mut args =
+            vec!["-R".to_owned(), "-n".to_owned(), "500".to_owned(), "-p".to_owned(), next_port().to_string()];
+        let mut serving = self.program("server", &wire.server, server, program, &args)?;
+        self.wait(&mut serving, &wire.server, server, |program, status| {
+            program.wait_connectable(status, UNTIL_LISTENING)
+        })?;
+        args.push(wire.server.address.to_owned());
+        let asking = self.program("client", &wire.client, client, program, &args)?;
+        let finished = wait_all(vec![serving, asking], MINUTE)?;
+        finished.iter().try_for_each(|finished| finished.check_stderr(PERFTEST_REMARKS))?;
+        match parse::perftest(&finished[1].stdout)?.is_empty() {
+            true => Err(Failure::new(format!("{program} tells no result")).with(finished[1].report())),
+            false => Ok(()),
+        }
     }
 
     fn connection(
