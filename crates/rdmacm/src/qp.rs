@@ -235,7 +235,7 @@ fn make(
     id: &IdObject,
     init: &mut ibv_qp_init_attr,
     pd: *mut ibv_pd,
-    create: impl FnOnce(*mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp,
+    create: impl FnOnce(*mut ibv_pd, &mut ibv_qp_init_attr) -> Call<*mut ibv_qp>,
 ) -> Call<()> {
     let c = id.as_ptr();
     // SAFETY: fields that are the library's during calls about the id.
@@ -259,10 +259,7 @@ fn make(
     if init.srq.is_null() {
         init.srq = srq;
     }
-    let made = fill_cqs(id, init, context).and_then(|()| {
-        let qp = create(pd, init);
-        if qp.is_null() { Err(Refusal::last()) } else { Ok(qp) }
-    });
+    let made = fill_cqs(id, init, context).and_then(|()| create(pd, init));
     let qp = made.inspect_err(|_| destroy_cqs(id))?;
     let states: &[u32] = if qp_type == QPT_UD { &[INIT, RTR, RTS] } else { &[INIT] };
     let ready = states.iter().try_for_each(|state| modify(qp, attributes(id, *state)?));
@@ -323,27 +320,29 @@ pub(crate) fn create(id: &IdObject, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr
         return make(id, init, pd, |pd, _| create_ex(pd, &mut extended));
     }
     // SAFETY: a PD that was checked, and attributes with live objects.
-    make(id, init, pd, |pd, init| unsafe { verbs::ibv_create_qp(pd, init) })
+    make(id, init, pd, |pd, init| not_null(unsafe { verbs::ibv_create_qp(pd, init) }))
 }
 
 /// `ibv_create_qp_ex`: an XRC target is in a domain instead of a PD, by default in that of the library.
-fn create_ex(pd: *mut ibv_pd, extended: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+fn create_ex(pd: *mut ibv_pd, extended: &mut ibv_qp_init_attr_ex) -> Call<*mut ibv_qp> {
     // SAFETY: a live PD.
     let context = unsafe { (*pd).context };
     if extended.qp_type as c_int == QPT_XRC_RECV {
         if extended.comp_mask & qp_init::XRCD == 0 || extended.xrcd.is_null() {
-            let Ok(domain) = device::xrcd_of(context) else { return ptr::null_mut() };
-            extended.xrcd = domain;
+            extended.xrcd = device::xrcd_of(context)?;
         }
         extended.comp_mask = extended.comp_mask & !qp_init::PD | qp_init::XRCD;
     } else {
         (extended.pd, extended.comp_mask) = (pd, extended.comp_mask | qp_init::PD);
     }
-    match verbs::slot::<CreateQpEx>(context, offset_of!(verbs_context, create_qp_ex)) {
-        // SAFETY: a function of that type; attributes with live objects.
-        Some(create) => unsafe { create(context, extended) },
-        None => ptr::null_mut(),
-    }
+    let create = verbs::slot::<CreateQpEx>(context, offset_of!(verbs_context, create_qp_ex))
+        .ok_or_else(|| Refusal::new(libc::EOPNOTSUPP, "extended queue pairs are not available"))?;
+    // SAFETY: a function of that type; attributes with live objects.
+    not_null(unsafe { create(context, extended) })
+}
+
+fn not_null(qp: *mut ibv_qp) -> Call<*mut ibv_qp> {
+    if qp.is_null() { Err(Refusal::last()) } else { Ok(qp) }
 }
 
 /// `rdma_create_srq_ex`.
