@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use program_tests::net::{Namespace, join};
@@ -41,8 +42,8 @@ pub(crate) struct BenchArgs {
 /// Where the two ends are.
 pub(crate) struct Place {
     name: &'static str,
-    pub(crate) client: Option<Namespace>,
-    pub(crate) server: Option<Namespace>,
+    pub(crate) client: Option<Rc<Namespace>>,
+    pub(crate) server: Option<Rc<Namespace>>,
     pub(crate) address: &'static str,
 }
 
@@ -94,8 +95,15 @@ pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn loopback() -> Place {
+fn loopback() -> Place {
     Place { name: "loopback", client: None, server: None, address: "127.0.0.1" }
+}
+
+/// Loopback of a network namespace of its own: nobody else's service is in the way, and none of ours in theirs.
+pub(crate) fn one_host() -> Result<Place> {
+    let namespace = Namespace::new().map_err(|failure| anyhow!("no network namespace: {failure}"))?;
+    let both = Some(Rc::new(namespace));
+    Ok(Place { name: "loopback", client: both.clone(), server: both, address: "127.0.0.1" })
 }
 
 pub(crate) fn veth(mtu: u32) -> Result<Place> {
@@ -105,7 +113,7 @@ pub(crate) fn veth(mtu: u32) -> Result<Place> {
         client.address("eth0", mtu, &[&format!("{LEFT}/24")])?;
         server.address("eth0", mtu, &[&format!("{RIGHT}/24")])?;
         let name = if mtu == 1500 { "veth, MTU 1500" } else { "veth, MTU 9000" };
-        Ok(Place { name, client: Some(client), server: Some(server), address: RIGHT })
+        Ok(Place { name, client: Some(Rc::new(client)), server: Some(Rc::new(server)), address: RIGHT })
     };
     make().map_err(|failure| anyhow!("no veth pair: {failure}"))
 }
@@ -132,7 +140,7 @@ fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> 
     let duration = seconds.to_string();
     let port = server.port.to_string();
     let perf = |test: &str, more: &[&str]| -> Result<Value> {
-        let mut command = place.command(place.client.as_ref(), ferroce);
+        let mut command = place.command(place.client.as_deref(), ferroce);
         command.args([
             "perf",
             test,
@@ -177,7 +185,7 @@ fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
 /// What iperf3 tells of writes of `size` bytes, in JSON.
 pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64) -> Result<String> {
     let port = free_port()?.to_string();
-    let mut server = place.command(place.server.as_ref(), Path::new("iperf3"));
+    let mut server = place.command(place.server.as_deref(), Path::new("iperf3"));
     let mut server = Running(
         server
             .args(["-s", "-1", "-p", &port, "--forceflush"])
@@ -194,7 +202,7 @@ pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64) -> Result<Stri
         }
     }
     let drain = std::thread::spawn(move || lines.map_while(Result::ok).count());
-    let mut client = place.command(place.client.as_ref(), Path::new("iperf3"));
+    let mut client = place.command(place.client.as_deref(), Path::new("iperf3"));
     let length = size.to_string();
     // iperf3 takes whole seconds.
     let time = seconds.ceil().to_string();
@@ -230,7 +238,7 @@ struct Server {
 
 impl Server {
     fn start(place: &Place, ferroce: &Path) -> Result<Server> {
-        let mut command = place.command(place.server.as_ref(), ferroce);
+        let mut command = place.command(place.server.as_deref(), ferroce);
         command.args(["perf", "server", "--port", "0"]).stdout(Stdio::piped());
         let mut process = Running(command.spawn().with_context(|| format!("cannot run {}", ferroce.display()))?);
         let mut line = String::new();

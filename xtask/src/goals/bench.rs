@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::guest::Guest;
 use super::parse;
 use super::subject::{Measure, Program, Sample, Subject, Waiting, Where};
-use crate::bench::{Place, iperf3_pair, loopback, lossy, veth};
+use crate::bench::{Place, iperf3_pair, lossy, one_host, veth};
 use crate::pair::{self, free_port};
 use crate::process::installed;
 
@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const PATIENCE_FACTOR: f64 = 30.0;
 /// Messages before the first one that counts: UCX's.
 const UCX_WARM_UP: f64 = 1000.0;
+/// The longest writes that iperf3 makes.
+const IPERF3_MOST: u32 = 1 << 20;
 /// Our own programs: `xtask/programs/NAME.c`.
 const OWN: &[&str] = &["probe", "tcp_pingpong"];
 
@@ -52,6 +54,8 @@ impl Bench {
         }
         let (program, package) = match subject.program {
             Program::Perftest { name, .. } => (name, "perftest"),
+            // It is a part of what was built.
+            Program::Perf { .. } => ("ip", "iproute2"),
             Program::Iperf3 { .. } => ("iperf3", "iperf3"),
             Program::Ucx { .. } => ("ucx_perftest", "ucx-utils"),
             Program::Fabric { .. } => ("fi_pingpong", "libfabric-bin"),
@@ -94,7 +98,7 @@ impl Bench {
             // It has a way of its own to say that it listens.
             Program::Iperf3 { .. } => {
                 let seconds = self.seconds;
-                iperf3_pair(self.at(subject.place)?, bytes, seconds)?
+                iperf3_pair(self.at(subject.place)?, bytes.min(IPERF3_MOST), seconds)?
             }
             _ => {
                 let port = free_port()?;
@@ -107,6 +111,7 @@ impl Bench {
                 let ways = if is_ping_pong(name) { 2.0 } else { 1.0 };
                 parse::perftest(&printed).map(|sample| (sample, ways * count * f64::from(queue_pairs)))
             }
+            Program::Perf { .. } => parse::perf(&printed),
             Program::Iperf3 { .. } => parse::iperf3(&printed, bytes),
             Program::TcpPingPong { both_ways, .. } => {
                 let ways = if both_ways { 2.0 } else { 1.0 };
@@ -146,8 +151,9 @@ impl Bench {
             };
             command
         };
-        let server = command(place.server.as_ref(), arguments.server_port);
-        let mut client = command(place.client.as_ref(), arguments.client_port);
+        let mut server = command(place.server.as_deref(), arguments.server_port);
+        server.args(&arguments.server);
+        let mut client = command(place.client.as_deref(), arguments.client_port);
         client.args(&arguments.client).arg(place.address);
         Ok((server, client))
     }
@@ -156,6 +162,7 @@ impl Bench {
     fn program(&mut self, program: &Program) -> Result<PathBuf> {
         Ok(match program {
             Program::Perftest { name, .. } => name.into(),
+            Program::Perf { .. } => self.install.join("bin/ferroce"),
             Program::Iperf3 { .. } => "iperf3".into(),
             Program::Ucx { .. } => "ucx_perftest".into(),
             Program::Fabric { .. } => "fi_pingpong".into(),
@@ -199,7 +206,7 @@ impl Bench {
     fn place(&mut self, place: Where) -> &Result<Place, String> {
         self.places.entry(place).or_insert_with(|| {
             let made = match place {
-                Where::Loopback => Ok(loopback()),
+                Where::Loopback => one_host(),
                 Where::Ethernet => veth(1500),
                 Where::Jumbo => veth(9000),
                 Where::Lossy => lossy("loss 1%"),
@@ -227,6 +234,7 @@ impl Bench {
 /// What a program is called with.
 struct Arguments {
     both: Vec<String>,
+    server: Vec<String>,
     /// Of the client only; the address follows.
     client: Vec<String>,
     server_port: &'static str,
@@ -235,9 +243,17 @@ struct Arguments {
 
 fn arguments(program: &Program, count: u64, seconds: f64) -> Arguments {
     let words = |text: String| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let mut arguments = Arguments { both: Vec::new(), client: Vec::new(), server_port: "-p", client_port: "-p" };
+    let none = Vec::new;
+    let mut arguments =
+        Arguments { both: none(), server: none(), client: none(), server_port: "-p", client_port: "-p" };
     match *program {
         Program::Perftest { .. } => arguments.both = perftest(program, count),
+        Program::Perf { test, bytes } => {
+            arguments.both = words("perf".into());
+            arguments.server = words("--once server".into());
+            arguments.client = words(format!("--sizes {bytes} --duration {seconds} --events --no-tcp --json {test}"));
+            (arguments.server_port, arguments.client_port) = ("--port", "--port");
+        }
         Program::Iperf3 { .. } => {}
         Program::TcpPingPong { bytes, waiting, .. } => {
             let how = if waiting == Waiting::Sleeping { "-e" } else { "" };

@@ -48,6 +48,14 @@ fn columns(head: &str) -> Vec<String> {
     columns
 }
 
+/// The JSON of `ferroce perf` with one test of one size, and how many messages it was.
+pub(super) fn perf(json: &str) -> Result<(Sample, f64)> {
+    let report: Value = serde_json::from_str(json).context("no JSON")?;
+    let result = report["results"].get(0).context("the report has no result")?;
+    let number = |name: &str| result[name].as_f64().with_context(|| format!("the report lacks {name}"));
+    Ok((rates(number("messages_per_second")?, number("bytes")?).into(), number("messages")?))
+}
+
 /// What iperf3 reports in JSON, and how many messages of `bytes` it was.
 pub(super) fn iperf3(json: &str, bytes: u32) -> Result<(Sample, f64)> {
     let report: Value = serde_json::from_str(json).context("no JSON")?;
@@ -140,6 +148,9 @@ mod tests {
 ";
     const IPERF3: &str = r#"{"start": {}, "end": {"sum_sent": {"bytes": 1}, "sum_received": {"start": 0, "end": 1.009238,
         "seconds": 1.009238, "bytes": 3145728, "bits_per_second": 25165824.0, "sender": true}}}"#;
+    const PERF: &str = r#"{"client": "ferroce0 (lo, 127.0.0.1)", "path_mtu": 4096, "queue_pairs": 1, "mode": "events",
+        "results": [{"test": "write-bw", "bytes": 65536, "messages": 205, "seconds": 0.205, "gbit_per_second": 0.524288,
+        "messages_per_second": 1000.0, "tcp": null}]}"#;
     const UCX: &str = "\
 iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr
 10000,6.558,29.278,26.808,0.07,0.07,34156,37302
@@ -175,6 +186,14 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
         }
         assert!(iperf3("", 8).is_err() && iperf3("{\"end\": {}}", 8).is_err());
         assert!(own("", 8).is_err() && own("messages 5\n", 8).is_err());
+    }
+
+    #[test]
+    fn ferroce_perf_s_report() {
+        let (sample, messages) = perf(PERF).expect("is a report");
+        assert_eq!((sample[&Measure::Messages], messages), (0.001, 205.0));
+        assert!((sample[&Measure::Rate] - 0.524288).abs() < 1e-9, "{sample:?}");
+        assert!(perf("{\"results\": []}").is_err() && perf("{\"results\": [{}]}").is_err() && perf("").is_err());
     }
 
     #[test]

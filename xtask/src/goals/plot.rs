@@ -8,7 +8,7 @@ use plotters::prelude::*;
 
 use super::report::Outcome;
 use super::rows::Set;
-use super::subject::{Bytes, Measure, Program, Waiting, Where};
+use super::subject::{Bytes, Measure, Where};
 use crate::bench::median;
 
 /// Size of a picture.
@@ -55,8 +55,7 @@ fn panels(outcomes: &[Outcome<'_>]) -> Vec<(String, Curves)> {
     let mut panels: BTreeMap<(Where, bool), Curves> = BTreeMap::new();
     for outcome in outcomes.iter().filter(|outcome| outcome.row.set == Set::Sizes) {
         let row = outcome.row;
-        let sleeping = matches!(row.ours.program, Program::Perftest { waiting: Waiting::Sleeping, .. });
-        let curves = panels.entry((row.ours.place, sleeping)).or_default();
+        let curves = panels.entry((row.ours.place, row.ours.is_sleeping())).or_default();
         for (name, values) in [(row.what.to_owned(), &outcome.ours), (row.with(), &outcome.theirs)] {
             let bytes = row.ours.bytes();
             let middle = median(values);

@@ -260,8 +260,8 @@ fn guest() -> Vec<Row> {
         (WRITE_LAT, 2, Measure::Median),
     ];
     let polling = rows.into_iter().map(|row| (row, Waiting::Polling));
-    // WRITE's latency is that of a byte in memory, for which no program sleeps.
-    let sleeping = rows.into_iter().filter(|(test, ..)| *test != WRITE_LAT).map(|row| (row, Waiting::Sleeping));
+    // perftest's WRITEs do not sleep.
+    let sleeping = rows.into_iter().filter(|(test, ..)| test.0 != WRITE_BW.0).map(|row| (row, Waiting::Sleeping));
     let row = |((test, bytes, measure), waiting): ((Test, u32, Measure), Waiting)| {
         let ours = waiting_by(perftest(Where::Guest, test, bytes), waiting);
         Row { set: Set::Guest, what: test.0, measure, ours, theirs: Some(by_rxe(ours)), wanted: None }
@@ -298,8 +298,12 @@ fn with_env(mut row: Row, variables: &'static [(&'static str, &'static str)]) ->
 }
 
 fn waiting_by(mut subject: Subject, way: Waiting) -> Subject {
-    if let Program::Perftest { waiting, .. } = &mut subject.program {
-        *waiting = way;
+    match (&mut subject.program, way) {
+        (Program::Perftest { name: "ib_write_bw", bytes, .. }, Waiting::Sleeping) => {
+            subject.program = Program::Perf { test: "write-bw", bytes: *bytes };
+        }
+        (Program::Perftest { waiting, .. }, _) => *waiting = way,
+        _ => {}
     }
     subject
 }
@@ -331,12 +335,12 @@ impl Row {
             label += &format!(" {}", Bytes(self.ours.bytes()));
         }
         label = format!("{}, {}", label.trim_end_matches(','), self.ours.place);
-        if let Program::Perftest { queue_pairs, waiting, env, .. } = self.ours.program {
+        if self.ours.is_sleeping() {
+            label += ", sleeping";
+        }
+        if let Program::Perftest { queue_pairs, env, .. } = self.ours.program {
             if queue_pairs > 1 {
                 label += &format!(", {queue_pairs} QPs");
-            }
-            if waiting == Waiting::Sleeping {
-                label += ", sleeping";
             }
             label.extend(env.iter().map(|(name, value)| format!(", {name}={value}")));
         }
@@ -420,6 +424,20 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_asked_for_what_it_cannot_do() {
+        for row in rows() {
+            let write = matches!(row.ours.program, Program::Perftest { name: "ib_write_bw" | "ib_write_lat", .. });
+            assert!(!(write && row.ours.is_sleeping()), "perftest's WRITEs do not sleep: {}", row.id());
+            let guest = row.ours.place == Where::Guest;
+            assert!(
+                !guest || matches!(row.ours.program, Program::Perftest { .. }),
+                "the guest has perftest: {}",
+                row.id()
+            );
+        }
+    }
+
+    #[test]
     fn rows_say_what_is_special_about_them() {
         let ids: Vec<String> = rows().iter().map(Row::id).collect();
         for wanted in [
@@ -432,6 +450,8 @@ mod tests {
             "objects: ibv_reg_mr 1 GiB, one host: time: Ferroce, 4 KiB",
             "objects: idle process, connected QPs: 10, one host: CPU",
             "sizes: FETCH_ADD 8 B, veth, MTU 9000, sleeping: messages: TCP (iperf3)",
+            "sizes: WRITE 8 MiB, veth, MTU 9000, sleeping: rate: TCP (iperf3)",
+            "guest: SEND 2 B, inside a VM, sleeping: latency, median: rxe",
             "latency: READ 2 B, one host: latency, 99.9 %: TCP, there and back, spinning",
             "cpu: SEND, there and back 2 B, one host, sleeping: CPU per message: TCP, sleeping",
             "queue pairs: WRITE 8 B, one host, 1000 QPs: messages: Ferroce, 1 QP",

@@ -46,7 +46,9 @@ pub(super) enum Program {
         /// Variables of both ends.
         env: &'static [(&'static str, &'static str)],
     },
-    /// One stream of TCP, with writes of `bytes`.
+    /// A test of `ferroce perf` that sleeps: perftest's ib_write_bw cannot.
+    Perf { test: &'static str, bytes: u32 },
+    /// One stream of TCP, with writes of `bytes`, or of 1 MiB if that is less: iperf3 has no larger ones.
     Iperf3 { bytes: u32 },
     /// Messages over TCP, there and back (`xtask/programs/tcp_pingpong.c`): latency of one way, or of both.
     TcpPingPong { bytes: u32, waiting: Waiting, both_ways: bool },
@@ -122,6 +124,7 @@ impl Subject {
             Program::Perftest { stack: Stack::Rxe, .. } => "rxe".into(),
             Program::Perftest { queue_pairs: 1, .. } => "Ferroce, 1 QP".into(),
             Program::Perftest { queue_pairs, .. } => format!("Ferroce, {queue_pairs} QPs"),
+            Program::Perf { .. } => "ferroce perf".into(),
             Program::Iperf3 { .. } => "TCP (iperf3)".into(),
             Program::TcpPingPong { waiting, both_ways, .. } => {
                 let what = if both_ways { "TCP, there and back" } else { "TCP" };
@@ -135,10 +138,20 @@ impl Subject {
         }
     }
 
+    /// Both ends sleep until something comes.
+    pub(super) fn is_sleeping(&self) -> bool {
+        match self.program {
+            Program::Perftest { waiting, .. } | Program::TcpPingPong { waiting, .. } => waiting == Waiting::Sleeping,
+            Program::Perf { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Bytes of a message.
     pub(super) fn bytes(&self) -> u32 {
         match self.program {
             Program::Perftest { bytes, .. }
+            | Program::Perf { bytes, .. }
             | Program::Iperf3 { bytes }
             | Program::TcpPingPong { bytes, .. }
             | Program::Ucx { bytes, .. }
