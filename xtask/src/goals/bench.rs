@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use program_tests::compile;
 use tempfile::TempDir;
@@ -21,6 +21,8 @@ use crate::process::installed;
 const PATIENCE: Duration = Duration::from_secs(180);
 /// How much longer for each second that it should take.
 const PATIENCE_FACTOR: f64 = 30.0;
+/// Messages of a run that only tells what the start of a program takes. perftest wants at least 5.
+const FEW: u64 = 10;
 /// Messages before the first one that counts: UCX's.
 const UCX_WARM_UP: f64 = 1000.0;
 /// The longest writes that iperf3 makes.
@@ -72,60 +74,46 @@ impl Bench {
         self.place(subject.place).as_ref().err().cloned()
     }
 
-    /// Measures once.
-    pub(super) fn run(&mut self, subject: &Subject) -> Result<Sample> {
+    /// Measures once; CPU time only if a CPU measure is asked for, for it takes a second run.
+    pub(super) fn run(&mut self, subject: &Subject, measure: Measure) -> Result<Sample> {
+        let count = self.messages(subject);
         if subject.place == Where::Guest {
-            let count = self.messages(subject);
             let guest = self.guest().as_mut().map_err(|why| anyhow!("{why}"))?;
-            return guest.run(subject, count as u64);
+            return guest.run(subject, count);
         }
-        let before = cpu_of_children()?;
-        let (mut sample, messages) = self.run_here(subject)?;
-        let nanos = (cpu_of_children()? - before).as_nanos() as f64;
-        if messages > 0.0 {
-            sample.insert(Measure::CpuPerMessage, nanos / messages);
-            let kib = messages * f64::from(subject.bytes()) / 1024.0;
-            sample.insert(Measure::CpuPerKib, nanos / kib);
+        let (mut sample, whole) = self.run_here(subject, count)?;
+        if measure.is_cpu() {
+            // perftest spins for tenths of a second before it begins, to find out the frequency of the processor.
+            let start = match subject.program {
+                Program::Perftest { .. } => self.run_here(subject, FEW)?.1,
+                _ => Spent::default(),
+            };
+            sample.extend(whole.without(start)?.per(subject.bytes()));
         }
         Ok(sample)
     }
 
-    /// The numbers, and how many messages were sent for them, by both ends; 0 if that is not known.
-    fn run_here(&mut self, subject: &Subject) -> Result<(Sample, f64)> {
-        let bytes = subject.bytes();
-        let count = self.messages(subject).round();
-        let printed = match subject.program {
+    /// The numbers of one run with `count` messages, as far as the program can be told that, and what both ends spent.
+    fn run_here(&mut self, subject: &Subject, count: u64) -> Result<(Sample, Spent)> {
+        let before = cpu_of_children()?;
+        let printed = self.printed(subject, count)?;
+        let nanos = (cpu_of_children()? - before).as_nanos() as f64;
+        let parsed = parsed(subject, count as f64, &printed);
+        let (sample, messages) =
+            parsed.with_context(|| format!("{:?} printed something else: {printed}", subject.program))?;
+        Ok((sample, Spent { nanos, messages }))
+    }
+
+    /// What the client prints.
+    fn printed(&mut self, subject: &Subject, count: u64) -> Result<String> {
+        if let Program::Iperf3 { bytes } = subject.program {
             // It has a way of its own to say that it listens.
-            Program::Iperf3 { .. } => {
-                let seconds = self.seconds;
-                iperf3_pair(self.at(subject.place)?, bytes.min(IPERF3_MOST), seconds)?
-            }
-            _ => {
-                let port = free_port()?;
-                let (mut server, mut client) = self.commands(subject, count as u64, port)?;
-                pair::output(&mut server, &mut client, port, self.limit())?
-            }
-        };
-        let parsed = match subject.program {
-            Program::Perftest { name, queue_pairs, .. } => {
-                let ways = if is_ping_pong(name) { 2.0 } else { 1.0 };
-                parse::perftest(&printed).map(|sample| (sample, ways * count * f64::from(queue_pairs)))
-            }
-            Program::Perf { .. } => parse::perf(&printed),
-            Program::Iperf3 { .. } => parse::iperf3(&printed, bytes),
-            Program::TcpPingPong { both_ways, .. } => {
-                let ways = if both_ways { 2.0 } else { 1.0 };
-                let twice = |sample: Sample| sample.into_iter().map(|(measure, us)| (measure, ways * us)).collect();
-                parse::own(&printed, bytes).map(|(sample, messages)| (twice(sample), messages))
-            }
-            Program::Probe { .. } => parse::own(&printed, bytes),
-            Program::Ucx { test, .. } => {
-                let ways = if test == "tag_lat" { 2.0 } else { 1.0 };
-                parse::ucx(&printed, bytes).map(|sample| (sample, ways * (count + UCX_WARM_UP)))
-            }
-            Program::Fabric { .. } => parse::fabric(&printed).map(|sample| (sample, 0.0)),
-        };
-        parsed.with_context(|| format!("{:?} printed something else: {printed}", subject.program))
+            let seconds = self.seconds;
+            return iperf3_pair(self.at(subject.place)?, bytes.min(IPERF3_MOST), seconds);
+        }
+        let port = free_port()?;
+        let (mut server, mut client) = self.commands(subject, count, port)?;
+        pair::output(&mut server, &mut client, port, self.limit())
     }
 
     /// Server and client.
@@ -172,7 +160,7 @@ impl Bench {
     }
 
     /// How many messages a program sends on each queue pair, so that it takes as long as it should.
-    fn messages(&self, subject: &Subject) -> f64 {
+    fn messages(&self, subject: &Subject) -> u64 {
         /// Bytes in a second that are aimed at.
         const BYTES: f64 = 3.0 * 1024.0 * 1024.0 * 1024.0;
         /// An emulated processor is slower.
@@ -191,8 +179,7 @@ impl Bench {
         };
         let speed = if subject.place == Where::Guest { EMULATED } else { 1.0 };
         let in_a_second = f64::min(most, BYTES / f64::from(subject.bytes().max(1))) * speed;
-        // perftest wants at least 5; fewer than some tens tell nothing.
-        (in_a_second * self.seconds / f64::from(queue_pairs)).max(50.0)
+        (in_a_second * self.seconds / f64::from(queue_pairs)).max(5.0 * FEW as f64) as u64
     }
 
     fn limit(&self) -> Duration {
@@ -228,6 +215,54 @@ impl Bench {
     fn guest(&mut self) -> &mut Result<Guest, String> {
         let (install, cache) = (&self.install, &self.cache);
         self.guest.get_or_insert_with(|| Guest::boot(install, cache).map_err(|error| format!("{error:#}")))
+    }
+}
+
+/// The numbers that a client printed, and how many messages both ends sent for them; 0 if that is not known.
+fn parsed(subject: &Subject, count: f64, printed: &str) -> Result<(Sample, f64)> {
+    let bytes = subject.bytes();
+    match subject.program {
+        Program::Perftest { name, queue_pairs, .. } => {
+            let ways = if is_ping_pong(name) { 2.0 } else { 1.0 };
+            parse::perftest(printed).map(|sample| (sample, ways * count * f64::from(queue_pairs)))
+        }
+        Program::Perf { .. } => parse::perf(printed),
+        Program::Iperf3 { .. } => parse::iperf3(printed, bytes),
+        Program::TcpPingPong { both_ways, .. } => {
+            let ways = if both_ways { 2.0 } else { 1.0 };
+            let whole = |sample: Sample| sample.into_iter().map(|(measure, us)| (measure, ways * us)).collect();
+            parse::own(printed, bytes).map(|(sample, messages)| (whole(sample), messages))
+        }
+        Program::Probe { .. } => parse::own(printed, bytes),
+        Program::Ucx { test, .. } => {
+            let ways = if test == "tag_lat" { 2.0 } else { 1.0 };
+            parse::ucx(printed, bytes).map(|sample| (sample, ways * (count + UCX_WARM_UP)))
+        }
+        Program::Fabric { .. } => parse::fabric(printed).map(|sample| (sample, 0.0)),
+    }
+}
+
+/// What both ends of a program took and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Spent {
+    /// Time of processors.
+    nanos: f64,
+    messages: f64,
+}
+
+impl Spent {
+    /// What is left without a run of fewer messages.
+    fn without(self, start: Spent) -> Result<Spent> {
+        let left = Spent { nanos: self.nanos - start.nanos, messages: self.messages - start.messages };
+        if left.nanos <= 0.0 || left.messages <= 0.0 {
+            bail!("too few messages to tell what one takes: give more --seconds");
+        }
+        Ok(left)
+    }
+
+    fn per(self, bytes: u32) -> [(Measure, f64); 2] {
+        let kib = self.messages * f64::from(bytes) / 1024.0;
+        [(Measure::CpuPerMessage, self.nanos / self.messages), (Measure::CpuPerKib, self.nanos / kib)]
     }
 }
 
@@ -342,10 +377,21 @@ mod tests {
             let row = rows().into_iter().find(|row| row.id().starts_with(what)).expect("is a row");
             bench.messages(&row.ours)
         };
-        assert_eq!(count("sizes: WRITE 8 B, one host"), 2e6);
-        assert_eq!(count("sizes: WRITE 1 MiB, one host"), 6144.0);
-        assert_eq!(count("latency: SEND 2 B, one host"), 2e5);
-        assert_eq!(count("queue pairs: WRITE 8 B, one host, 1000 QPs"), 2000.0);
-        assert_eq!(count("queue pairs: WRITE 64 KiB, one host, 1000 QPs"), 98.304);
+        assert_eq!(count("sizes: WRITE 8 B, one host"), 2_000_000);
+        assert_eq!(count("sizes: WRITE 1 MiB, one host"), 6144);
+        assert_eq!(count("latency: SEND 2 B, one host"), 200_000);
+        assert_eq!(count("queue pairs: WRITE 8 B, one host, 1000 QPs"), 2000);
+        assert_eq!(count("queue pairs: WRITE 64 KiB, one host, 1000 QPs"), 98);
+    }
+
+    #[test]
+    fn what_the_start_of_a_program_takes_is_taken_off() {
+        let spent = |nanos, messages| Spent { nanos, messages };
+        let left = spent(1_000_500.0, 1010.0).without(spent(500.0, 10.0)).expect("there are more");
+        assert_eq!(left, spent(1e6, 1e3));
+        assert_eq!(left.per(2048), [(Measure::CpuPerMessage, 1000.0), (Measure::CpuPerKib, 500.0)]);
+        assert!(spent(1.0, 10.0).without(spent(2.0, 5.0)).is_err());
+        assert!(spent(2.0, 10.0).without(spent(1.0, 10.0)).is_err());
+        assert!(spent(2.0, 0.0).without(Spent::default()).is_err(), "the program does not tell how many");
     }
 }

@@ -19,7 +19,7 @@ use program_tests::interrupt;
 use self::bench::Bench;
 use self::report::Outcome;
 use self::rows::{Row, rows};
-use self::subject::{Sample, Subject};
+use self::subject::{Measure, Sample, Subject};
 use crate::process::{print, say};
 
 /// Which rows, and what becomes of them.
@@ -56,6 +56,9 @@ pub(crate) fn measure(install: &Path, args: &GoalArgs, runs: u32, seconds: f64) 
     }
     let mut bench = Bench::new(install, seconds);
     let mut outcomes: Vec<Outcome> = rows.iter().map(|row| Outcome::new(row, missing(&mut bench, row))).collect();
+    if let Some(why) = outcomes.iter().map(|outcome| outcome.missing.as_ref()).collect::<Option<Vec<_>>>() {
+        bail!("nothing of that can be measured here: {}", why.first().map_or("no rows", |why| why.as_str()));
+    }
     for run in 1..=runs {
         one_run(&mut bench, &mut outcomes, &format!("run {run} of {runs}"))?;
     }
@@ -101,8 +104,8 @@ fn one_run(bench: &mut Bench, outcomes: &mut [Outcome<'_>], run: &str) -> Result
         }
         let row = outcome.row;
         known.enter(row);
-        let ours = known.sample(bench, &row.ours);
-        let theirs = row.theirs.map(|theirs| known.sample(bench, &theirs));
+        let ours = known.sample(bench, &row.ours, row.measure);
+        let theirs = row.theirs.map(|theirs| known.sample(bench, &theirs, row.measure));
         interrupt::check().map_err(|failure| anyhow!("{failure}"))?;
         let added = outcome.add(ours, theirs);
         say(format_args!("{run}, row {} of {total}: {}: {added}", number + 1, row.id()));
@@ -128,11 +131,12 @@ impl Known {
         }
     }
 
-    fn sample(&mut self, bench: &mut Bench, subject: &Subject) -> Measured {
+    /// Rows of a set that measure CPU time do so for all of them.
+    fn sample(&mut self, bench: &mut Bench, subject: &Subject, measure: Measure) -> Measured {
         if let Some((_, measured)) = self.samples.iter().find(|(known, _)| known == subject) {
             return measured.clone();
         }
-        let measured = bench.run(subject).map_err(|error| format!("{error:#}"));
+        let measured = bench.run(subject, measure).map_err(|error| format!("{error:#}"));
         self.samples.push((*subject, measured.clone()));
         measured
     }

@@ -1,6 +1,6 @@
 //! Bandwidth and rate of messages by size, as SVG: one picture for each place, each way to wait and each of the two.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, anyhow, bail};
 use plotters::coord::Shift;
@@ -23,6 +23,22 @@ const COLOURS: [RGBColor; 5] = [
     RGBColor(204, 121, 167),
 ];
 
+/// What a picture shows of a rate.
+struct Unit {
+    name: &'static str,
+    /// Of a size in bytes and a rate in Gbit/s.
+    of: fn(u32, f64) -> f64,
+    /// Where curves usually are not.
+    legend: SeriesLabelPosition,
+}
+
+const GBIT: Unit = Unit { name: "Gbit/s", of: |_, rate| rate, legend: SeriesLabelPosition::LowerRight };
+const MESSAGES: Unit = Unit {
+    name: "million messages/s",
+    of: |bytes, rate| rate * 1000.0 / 8.0 / f64::from(bytes),
+    legend: SeriesLabelPosition::LowerLeft,
+};
+
 /// Points by size in bytes.
 type Curve = BTreeMap<u32, f64>;
 /// Curves by their names.
@@ -38,12 +54,13 @@ pub(super) fn svg(outcomes: &[Outcome<'_>]) -> Result<String> {
     let rows = u32::try_from(panels.len()).map_err(|_| anyhow!("too many pictures"))?;
     let root = SVGBackend::with_string(&mut drawn, (2 * WIDTH, rows * HEIGHT)).into_drawing_area();
     root.fill(&WHITE).map_err(in_words)?;
+    let names: BTreeSet<&String> = panels.iter().flat_map(|(_, curves)| curves.keys()).collect();
+    let colours: BTreeMap<&String, RGBColor> = names.into_iter().zip(COLOURS.into_iter().cycle()).collect();
     for ((title, curves), area) in panels.iter().zip(root.split_evenly((panels.len(), 1))) {
         let halves = area.split_evenly((1, 2));
-        draw(&halves[0], title, "Gbit/s", curves, |bytes, rate| (bytes, rate))?;
-        draw(&halves[1], title, "million messages/s", curves, |bytes, rate| {
-            (bytes, rate * 1000.0 / 8.0 / f64::from(bytes))
-        })?;
+        for (half, unit) in halves.iter().zip([GBIT, MESSAGES]) {
+            draw(half, title, &unit, curves, &colours)?;
+        }
     }
     root.present().map_err(in_words)?;
     drop(root);
@@ -77,21 +94,23 @@ fn panels(outcomes: &[Outcome<'_>]) -> Vec<(String, Curves)> {
 fn draw(
     area: &DrawingArea<SVGBackend<'_>, Shift>,
     title: &str,
-    unit: &str,
+    unit: &Unit,
     curves: &Curves,
-    point: impl Fn(u32, f64) -> (u32, f64),
+    colours: &BTreeMap<&String, RGBColor>,
 ) -> Result<()> {
     // All sizes are powers of two, which are the axis.
-    let power = |(bytes, value): (u32, f64)| (bytes.ilog2(), value);
-    let points = |curve: &Curve| curve.iter().map(|(bytes, rate)| power(point(*bytes, *rate))).collect::<Vec<_>>();
+    let point = |(bytes, rate): (&u32, &f64)| (bytes.ilog2(), (unit.of)(*bytes, *rate));
+    let points = |curve: &Curve| curve.iter().map(point).collect::<Vec<_>>();
     let all: Vec<(u32, f64)> = curves.values().flat_map(points).collect();
     let (powers, values) = (all.iter().map(|point| point.0), all.iter().map(|point| point.1));
     let (left, right) = (powers.clone().min().unwrap_or(0), powers.max().unwrap_or(0) + 1);
     let low = values.clone().fold(f64::INFINITY, f64::min);
     let high = values.fold(0.0, f64::max);
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("{title}: {unit}"), ("sans-serif", 15))
+        .caption(format!("{title}: {}", unit.name), ("sans-serif", 15))
         .margin(10)
+        // Half of the last label stands there.
+        .margin_right(24)
         .x_label_area_size(28)
         .y_label_area_size(52)
         .build_cartesian_2d(left..right, (low / 1.5..high * 1.5).log_scale())
@@ -104,13 +123,14 @@ fn draw(
         .y_label_formatter(&|value| format!("{value}"))
         .draw()
         .map_err(in_words)?;
-    for ((name, curve), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+    for (name, curve) in curves {
+        let colour = colours[name];
         let line = LineSeries::new(points(curve), colour.stroke_width(2)).point_size(3);
         let label = chart.draw_series(line).map_err(in_words)?.label(name);
         label.legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
     let labels = &mut chart.configure_series_labels();
-    labels.background_style(WHITE.mix(0.8)).position(SeriesLabelPosition::LowerRight).draw().map_err(in_words)
+    labels.background_style(WHITE.mix(0.8)).position(unit.legend.clone()).draw().map_err(in_words)
 }
 
 fn in_words(error: impl std::fmt::Display) -> anyhow::Error {

@@ -421,6 +421,8 @@ mod tests {
         let names: BTreeSet<String> = rows.iter().map(Row::id).collect();
         assert_eq!(names.len(), rows.len());
         assert!(rows.is_sorted_by_key(|row| row.set), "a set is shown in one piece");
+        // What a run of a set measures is kept for all its rows.
+        assert!(rows.iter().all(|row| row.measure.is_cpu() == (row.set == Set::Cpu)), "CPU time has its set");
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub(super) enum Measure {
     Median,
     P99,
     P999,
-    /// Time of the processors of both ends, the start of the programs included, for each message.
+    /// Time of the processors of both ends for each message.
     CpuPerMessage,
     /// The same for each KiB.
     CpuPerKib,
@@ -91,6 +91,10 @@ pub(super) enum Measure {
 pub(super) type Sample = BTreeMap<Measure, f64>;
 
 impl Measure {
+    pub(super) fn is_cpu(self) -> bool {
+        matches!(self, Measure::CpuPerMessage | Measure::CpuPerKib)
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Measure::Rate => "rate",
