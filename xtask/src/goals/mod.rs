@@ -39,10 +39,11 @@ pub(crate) struct GoalArgs {
     plot: Option<PathBuf>,
 }
 
-/// Shows what could be measured, if that is all that is asked for.
-pub(crate) fn listed(args: &GoalArgs) -> Result<bool> {
+/// Refuses what cannot be meant, and shows what could be measured if that is all that is asked for: then nothing else is to be done.
+pub(crate) fn only_listed(args: &GoalArgs) -> Result<bool> {
+    let rows = chosen(args)?;
     if args.list {
-        chosen(args)?.iter().for_each(|row| print(row.id()));
+        rows.iter().for_each(|row| print(row.id()));
     }
     Ok(args.list)
 }
@@ -87,6 +88,9 @@ fn chosen(args: &GoalArgs) -> Result<Vec<Row>> {
         }
     }
     rows.retain(|row| words.is_empty() || words.iter().any(|word| row.id().to_lowercase().contains(word)));
+    if args.plot.is_some() && !rows.iter().any(|row| row.set == rows::Set::Sizes) {
+        bail!("--plot draws rows of the set `sizes`, and none of those is chosen");
+    }
     Ok(rows)
 }
 
@@ -159,6 +163,9 @@ mod tests {
         assert!(chosen_rows.len() > 12);
         let error = chosen(&named(&["goals", "no such row"])).expect_err("none");
         assert!(error.to_string().contains("no such row"), "{error}");
+        let plotted = |word| GoalArgs { list: false, plot: Some("a.svg".into()), ..named(&[word]) };
+        assert!(chosen(&plotted("sizes: ")).is_ok());
+        assert!(chosen(&plotted("objects: ")).expect_err("nothing to draw").to_string().contains("--plot"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) fn perftest(stdout: &str) -> Result<Sample> {
     Ok(sample)
 }
 
-/// Names of the columns, of which some have blanks in them: "BW average[MB/sec]", "99% percentile[usec]".
+/// Names of the columns, of which some have blanks in them: `BW average[MB/sec]`, `99% percentile[usec]`.
 fn columns(head: &str) -> Vec<String> {
     let mut columns: Vec<String> = Vec::new();
     for word in head.split_whitespace() {
