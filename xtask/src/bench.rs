@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use program_tests::net::{Namespace, join};
 use program_tests::{interrupt, net};
 use serde_json::Value;
 
+use crate::goals::GoalArgs;
 use crate::pair::{Running, free_port};
 use crate::process::{installed, print, say, show};
 use crate::{dist, goals};
@@ -29,16 +31,19 @@ pub(crate) struct BenchArgs {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Instead of the table: stock programs on Ferroce against TCP and UCX (ucx-utils), each beside the ratio that is wanted
+    /// Instead of the table: stock programs on Ferroce against TCP, UCX (ucx-utils), libfabric (libfabric-bin) and, in a virtual machine,
+    /// rxe, some beside the ratio that is wanted; long, unless rows are named
     #[arg(long)]
     goals: bool,
+    #[command(flatten)]
+    rows: GoalArgs,
 }
 
 /// Where the two ends are.
 pub(crate) struct Place {
     name: &'static str,
-    pub(crate) client: Option<Namespace>,
-    pub(crate) server: Option<Namespace>,
+    pub(crate) client: Option<Rc<Namespace>>,
+    pub(crate) server: Option<Rc<Namespace>>,
     pub(crate) address: &'static str,
 }
 
@@ -59,16 +64,19 @@ type Values = BTreeMap<(u32, Column), Vec<f64>>;
 
 /// Prints the table.
 pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
+    if goals::only_listed(&args.rows)? {
+        return Ok(());
+    }
     let out = dist::build(root)?;
     let ferroce = out.join("bin/ferroce");
-    if !installed("iperf3") {
+    if !args.goals && !installed("iperf3") {
         bail!("iperf3 measures TCP here and is not installed (apt-get install iperf3)");
     }
     // Ctrl-C must not leave namespaces behind.
     interrupt::install().context("cannot handle signals")?;
     net::remove_leftovers();
     if args.goals {
-        return goals::measure(&ferroce, args.runs, args.seconds);
+        return goals::measure(&out, &args.rows, args.runs, args.seconds);
     }
     let mut lines = heading();
     for place in [loopback(), veth(1500)?] {
@@ -87,8 +95,15 @@ pub(crate) fn bench(root: &Path, args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn loopback() -> Place {
+fn loopback() -> Place {
     Place { name: "loopback", client: None, server: None, address: "127.0.0.1" }
+}
+
+/// Loopback of a network namespace of its own: nobody else's service is in the way, and none of ours in theirs.
+pub(crate) fn one_host() -> Result<Place> {
+    let namespace = Namespace::new().map_err(|failure| anyhow!("no network namespace: {failure}"))?;
+    let both = Some(Rc::new(namespace));
+    Ok(Place { name: "loopback", client: both.clone(), server: both, address: "127.0.0.1" })
 }
 
 pub(crate) fn veth(mtu: u32) -> Result<Place> {
@@ -98,9 +113,24 @@ pub(crate) fn veth(mtu: u32) -> Result<Place> {
         client.address("eth0", mtu, &[&format!("{LEFT}/24")])?;
         server.address("eth0", mtu, &[&format!("{RIGHT}/24")])?;
         let name = if mtu == 1500 { "veth, MTU 1500" } else { "veth, MTU 9000" };
-        Ok(Place { name, client: Some(client), server: Some(server), address: RIGHT })
+        Ok(Place { name, client: Some(Rc::new(client)), server: Some(Rc::new(server)), address: RIGHT })
     };
     make().map_err(|failure| anyhow!("no veth pair: {failure}"))
+}
+
+/// The same with MTU 1500, over which the kernel's netem does what it is told to each packet, in both directions.
+pub(crate) fn lossy(netem: &str) -> Result<Place> {
+    let place = veth(1500)?;
+    for end in [&place.client, &place.server].into_iter().flatten() {
+        let mut words = vec!["tc", "qdisc", "add", "dev", "eth0", "root", "netem"];
+        words.extend(netem.split(' '));
+        // What tc says is behind the command that was run.
+        end.exec(&words).map_err(|failure| {
+            let why = failure.to_string();
+            anyhow!("no netem: {}", why.rsplit("Error: ").next().unwrap_or(&why).trim())
+        })?;
+    }
+    Ok(place)
 }
 
 /// One run: all columns of all sizes.
@@ -110,7 +140,7 @@ fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> 
     let duration = seconds.to_string();
     let port = server.port.to_string();
     let perf = |test: &str, more: &[&str]| -> Result<Value> {
-        let mut command = place.command(place.client.as_ref(), ferroce);
+        let mut command = place.command(place.client.as_deref(), ferroce);
         command.args([
             "perf",
             test,
@@ -147,9 +177,15 @@ fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> 
 }
 
 /// TCP's rate in Gbit/s with writes of `size` bytes.
-pub(crate) fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
+fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
+    let report: Value = serde_json::from_str(&iperf3_pair(place, size, seconds)?).context("iperf3 printed no JSON")?;
+    Ok(number(&report["end"]["sum_received"]["bits_per_second"])? / 1e9)
+}
+
+/// What iperf3 tells of writes of `size` bytes, in JSON.
+pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64) -> Result<String> {
     let port = free_port()?.to_string();
-    let mut server = place.command(place.server.as_ref(), Path::new("iperf3"));
+    let mut server = place.command(place.server.as_deref(), Path::new("iperf3"));
     let mut server = Running(
         server
             .args(["-s", "-1", "-p", &port, "--forceflush"])
@@ -166,14 +202,14 @@ pub(crate) fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
         }
     }
     let drain = std::thread::spawn(move || lines.map_while(Result::ok).count());
-    let mut client = place.command(place.client.as_ref(), Path::new("iperf3"));
+    let mut client = place.command(place.client.as_deref(), Path::new("iperf3"));
     let length = size.to_string();
     // iperf3 takes whole seconds.
     let time = seconds.ceil().to_string();
-    let report = json_of(client.args(["-c", place.address, "-p", &port, "-l", &length, "-t", &time, "-J"]))?;
+    let report = output_of(client.args(["-c", place.address, "-p", &port, "-l", &length, "-t", &time, "-J"]))?;
     server.0.wait()?;
     drain.join().expect("counting lines does not panic");
-    Ok(number(&report["end"]["sum_received"]["bits_per_second"])? / 1e9)
+    Ok(report)
 }
 
 impl Place {
@@ -202,7 +238,7 @@ struct Server {
 
 impl Server {
     fn start(place: &Place, ferroce: &Path) -> Result<Server> {
-        let mut command = place.command(place.server.as_ref(), ferroce);
+        let mut command = place.command(place.server.as_deref(), ferroce);
         command.args(["perf", "server", "--port", "0"]).stdout(Stdio::piped());
         let mut process = Running(command.spawn().with_context(|| format!("cannot run {}", ferroce.display()))?);
         let mut line = String::new();
@@ -217,19 +253,25 @@ impl Server {
 
 /// Runs a command that prints JSON.
 fn json_of(command: &mut Command) -> Result<Value> {
+    let printed = output_of(command)?;
+    serde_json::from_str(&printed).with_context(|| format!("`{}` printed no JSON", show(command)))
+}
+
+/// Runs a command and gives what it printed.
+fn output_of(command: &mut Command) -> Result<String> {
     let shown = show(command);
     let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot run `{shown}`"))?;
     if !output.status.success() {
         bail!("`{shown}` failed ({})", output.status);
     }
-    serde_json::from_slice(&output.stdout).with_context(|| format!("`{shown}` printed no JSON"))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-pub(crate) fn results(report: &Value) -> Result<&Vec<Value>> {
+fn results(report: &Value) -> Result<&Vec<Value>> {
     report["results"].as_array().context("the report has no results")
 }
 
-pub(crate) fn number(value: &Value) -> Result<f64> {
+fn number(value: &Value) -> Result<f64> {
     value.as_f64().context("the report lacks a number")
 }
 
