@@ -316,14 +316,6 @@ impl QueuePair {
         self.lane.modify(self, attr, mask)
     }
 
-    /// Has its requests keep to a rate in kbit/s; 0 takes the limit away.
-    ///
-    /// # Errors
-    /// EINVAL: another service type than RC, UC and UD, not in RTS, a rate that the device does not have.
-    pub fn set_rate_limit(&self, rate_kbps: u32) -> Result<(), CoreError> {
-        self.lane.set_rate_limit(self, rate_kbps)
-    }
-
     /// Present attributes.
     ///
     /// # Errors

@@ -340,14 +340,14 @@ impl Qp {
         Ok(QpModify { attr: self.pair.query()?, ah: *self.ah.lock() })
     }
 
-    /// Has its requests keep to a rate, in kbit/s of the wire; 0 takes the limit away, as RESET does. Up to [`limits::RATE_LIMIT_BURST`] bytes go in
+    /// Has its requests keep to a rate, in kbit/s of the wire, as [`QpAttrMask::RATE_LIMIT`] does; 0 takes the limit away, as RESET does. Up to [`limits::RATE_LIMIT_BURST`] bytes go in
     /// one go; what the peer is answered does not wait.
     ///
     /// # Errors
-    /// EINVAL: another service type than RC, UC and UD, not in RTS, a rate outside [`limits::RATE_LIMIT`].
+    /// EINVAL: another service type than RC, UC and UD, neither in RTS nor in SQD, a rate outside [`limits::RATE_LIMIT`].
     pub fn set_rate_limit(&self, rate_kbps: u32) -> Result<()> {
-        self.context.check()?;
-        Ok(self.pair.set_rate_limit(rate_kbps)?)
+        let attr = QpAttr { rate_limit: rate_kbps, ..QpAttr::default() };
+        self.modify(&QpModify { attr, ah: AhAttr::default() }, QpAttrMask::RATE_LIMIT)
     }
 
     /// Queues a send request; [`Qp::ring`] sets it going. One ring serves a whole list.

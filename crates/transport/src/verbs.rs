@@ -516,6 +516,8 @@ pub struct QpAttr {
     pub en_sqd_async_notify: bool,
     /// (query) the SQ is draining.
     pub sq_draining: bool,
+    /// Rate that its requests keep to, in kbit/s of the wire; 0: none.
+    pub rate_limit: u32,
 }
 
 /// Where the requester of an RC queue pair stands.
@@ -553,6 +555,7 @@ impl Default for QpAttr {
             rnr_retry: 0,
             en_sqd_async_notify: false,
             sq_draining: false,
+            rate_limit: 0,
         }
     }
 }
