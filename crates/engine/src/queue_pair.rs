@@ -368,9 +368,17 @@ impl QueuePair {
     }
 
     pub(crate) fn tell(&self, event: QpEvent) {
+        if event == QpEvent::WqFatal && !self.is_work_queue() {
+            return;
+        }
         for Listener { events, cookie } in &*self.listeners.lock() {
             events.push(AsyncEvent::Qp { cookie: *cookie, qpn: self.qpn, event });
         }
+    }
+
+    /// Is it a receive work queue, of which a program does not know that it is half a queue pair?
+    fn is_work_queue(&self) -> bool {
+        self.init.transport.qp_type == QpType::RawPacket && self.init.send_cq.is_none()
     }
 
     /// Takes the queue pair off its lane. When it returns, no thread touches its memory or queues any more.

@@ -176,7 +176,7 @@ impl Qp {
         let caps = QueueCaps { max_recv_wr: create.max_wr, max_recv_sge: create.max_sge.max(1), ..NO_QUEUES };
         let recv = RecvSource::Own(Arc::new(RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge)?));
         let uses = Uses { pd: Some(Arc::clone(pd)), recv_cq: Some(Arc::clone(&create.cq)), ..Uses::default() };
-        let plan = Plan { qp_type: QpType::RawPacket, caps, recv, sq_sig_all: false, cookie: 0 };
+        let plan = Plan { qp_type: QpType::RawPacket, caps, recv, sq_sig_all: false, cookie: create.cookie };
         Qp::make(pd.context(), uses, plan)
     }
 

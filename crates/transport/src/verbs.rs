@@ -405,6 +405,9 @@ pub enum QpEvent {
     SqDrained = 5,
     /// `IBV_EVENT_QP_LAST_WQE_REACHED`
     LastWqeReached = 16,
+    /// `IBV_EVENT_WQ_FATAL`: the receiving half of a RAW_PACKET queue pair ended by an error. The host tells it of receive work queues only;
+    /// of a queue pair the completion tells it.
+    WqFatal = 19,
 }
 
 /// What a queue pair is made with.
