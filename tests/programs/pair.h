@@ -337,6 +337,11 @@ struct conduct {
 static const struct conduct usual = {
 	.timeout = 14, .retry = 7, .rnr_retry = 7, .min_rnr_timer = 12, .access = ALL_REMOTE & ~IBV_ACCESS_LOCAL_WRITE};
 
+__attribute__((unused)) static bool is_reliable(const struct ibv_qp *qp)
+{
+	return qp->qp_type == IBV_QPT_RC || qp->qp_type == IBV_QPT_XRC_SEND || qp->qp_type == IBV_QPT_XRC_RECV;
+}
+
 __attribute__((unused)) static void qp_init(struct ibv_qp *qp, const struct conduct *conduct)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = (unsigned)conduct->access, .qkey = QKEY};
@@ -368,7 +373,7 @@ __attribute__((unused)) static int qp_try_rtr(struct ibv_qp *qp, const struct ad
 		attr.ah_attr = ah_attr_to(peer);
 		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 	}
-	if (qp->qp_type == IBV_QPT_RC) {
+	if (is_reliable(qp)) {
 		attr.max_dest_rd_atomic = (uint8_t)peer->rd_atomic;
 		attr.min_rnr_timer = (uint8_t)conduct->min_rnr_timer;
 		mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
@@ -388,7 +393,7 @@ __attribute__((unused)) static void qp_rts(struct ibv_qp *qp, const struct addre
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .sq_psn = mine->psn};
 	int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 
-	if (qp->qp_type == IBV_QPT_RC) {
+	if (is_reliable(qp)) {
 		attr.timeout = (uint8_t)conduct->timeout;
 		attr.retry_cnt = (uint8_t)conduct->retry;
 		attr.rnr_retry = (uint8_t)conduct->rnr_retry;
@@ -437,7 +442,7 @@ __attribute__((unused)) static struct address connect_with(struct node *node, st
 	qp_rtr(qp, &adapted, mtu, conduct);
 	qp_rts(qp, &mine, conduct);
 	/* Nobody sends before both ends are ready to receive. */
-	barrier(qp->qp_type + 1000u);
+	barrier(1000);
 	return theirs;
 }
 

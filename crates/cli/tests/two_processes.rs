@@ -42,7 +42,7 @@ fn every_byte_of_every_operation_is_right() {
     for arguments in [&["--seed", "7"][..], &["--seed", "8", "--mtu", "256", "--events"]] {
         let report = json(&[&["verify", "--self", "--json"], arguments].concat());
         let results = report["results"].as_array().expect("a list");
-        assert_eq!(results.len(), 14, "8 operations of RC, 4 of UC, 2 of UD");
+        assert_eq!(results.len(), 28, "12 operations of RC, 4 of UC, 2 of UD, 10 of XRC");
         for result in results {
             assert!(result["cases"].as_u64().expect("a number") >= 8, "{result}");
         }

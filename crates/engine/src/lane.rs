@@ -182,10 +182,6 @@ impl Lane {
         })?
     }
 
-    pub(crate) fn set_rate_limit(&self, qp: &QueuePair, rate_kbps: u32) -> Result<(), CoreError> {
-        self.locked(|state| state.set_rate_limit(&self.shared, qp, rate_kbps))?
-    }
-
     pub(crate) fn attach(&self, qp: &QueuePair, group: Group) -> Result<(), CoreError> {
         self.locked(|state| state.attach(qp, group))?
     }

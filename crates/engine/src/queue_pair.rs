@@ -316,14 +316,6 @@ impl QueuePair {
         self.lane.modify(self, attr, mask)
     }
 
-    /// Has its requests keep to a rate in kbit/s; 0 takes the limit away.
-    ///
-    /// # Errors
-    /// EINVAL: another service type than RC, UC and UD, not in RTS, a rate that the device does not have.
-    pub fn set_rate_limit(&self, rate_kbps: u32) -> Result<(), CoreError> {
-        self.lane.set_rate_limit(self, rate_kbps)
-    }
-
     /// Present attributes.
     ///
     /// # Errors
@@ -376,9 +368,17 @@ impl QueuePair {
     }
 
     pub(crate) fn tell(&self, event: QpEvent) {
+        if event == QpEvent::WqFatal && !self.is_work_queue() {
+            return;
+        }
         for Listener { events, cookie } in &*self.listeners.lock() {
             events.push(AsyncEvent::Qp { cookie: *cookie, qpn: self.qpn, event });
         }
+    }
+
+    /// Is it a receive work queue, of which a program does not know that it is half a queue pair?
+    fn is_work_queue(&self) -> bool {
+        self.init.transport.qp_type == QpType::RawPacket && self.init.send_cq.is_none()
     }
 
     /// Takes the queue pair off its lane. When it returns, no thread touches its memory or queues any more.

@@ -281,21 +281,6 @@ impl LaneState {
         Ok(())
     }
 
-    pub(crate) fn set_rate_limit(
-        &mut self,
-        shared: &LaneShared,
-        qp: &QueuePair,
-        rate_kbps: u32,
-    ) -> Result<(), CoreError> {
-        self.entry(qp)?;
-        let result = self
-            .machines
-            .with(shared, qp.slot, |machine, _| machine.set_rate_limit(rate_kbps))
-            .expect("the entry is there");
-        self.machines.activate(qp.slot);
-        result.map_err(|error| CoreError::new(libc::EINVAL, error.to_string()))
-    }
-
     /// When the lane needs a turn although nothing arrives; 0 for at once.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         if !self.machines.active.is_empty() {

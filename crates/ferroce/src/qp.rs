@@ -176,7 +176,7 @@ impl Qp {
         let caps = QueueCaps { max_recv_wr: create.max_wr, max_recv_sge: create.max_sge.max(1), ..NO_QUEUES };
         let recv = RecvSource::Own(Arc::new(RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge)?));
         let uses = Uses { pd: Some(Arc::clone(pd)), recv_cq: Some(Arc::clone(&create.cq)), ..Uses::default() };
-        let plan = Plan { qp_type: QpType::RawPacket, caps, recv, sq_sig_all: false, cookie: 0 };
+        let plan = Plan { qp_type: QpType::RawPacket, caps, recv, sq_sig_all: false, cookie: create.cookie };
         Qp::make(pd.context(), uses, plan)
     }
 
@@ -340,14 +340,14 @@ impl Qp {
         Ok(QpModify { attr: self.pair.query()?, ah: *self.ah.lock() })
     }
 
-    /// Has its requests keep to a rate, in kbit/s of the wire; 0 takes the limit away, as RESET does. Up to [`limits::RATE_LIMIT_BURST`] bytes go in
+    /// Has its requests keep to a rate, in kbit/s of the wire, as [`QpAttrMask::RATE_LIMIT`] does; 0 takes the limit away, as RESET does. Up to [`limits::RATE_LIMIT_BURST`] bytes go in
     /// one go; what the peer is answered does not wait.
     ///
     /// # Errors
-    /// EINVAL: another service type than RC, UC and UD, not in RTS, a rate outside [`limits::RATE_LIMIT`].
+    /// EINVAL: another service type than RC, UC and UD, neither in RTS nor in SQD, a rate outside [`limits::RATE_LIMIT`].
     pub fn set_rate_limit(&self, rate_kbps: u32) -> Result<()> {
-        self.context.check()?;
-        Ok(self.pair.set_rate_limit(rate_kbps)?)
+        let attr = QpAttr { rate_limit: rate_kbps, ..QpAttr::default() };
+        self.modify(&QpModify { attr, ah: AhAttr::default() }, QpAttrMask::RATE_LIMIT)
     }
 
     /// Queues a send request; [`Qp::ring`] sets it going. One ring serves a whole list.

@@ -21,6 +21,8 @@ pub struct WqCreate {
     pub max_wr: u32,
     /// Scatter/gather elements of a request.
     pub max_sge: u32,
+    /// Named in asynchronous events.
+    pub cookie: u64,
 }
 
 /// `enum ibv_wq_state`.
@@ -102,15 +104,16 @@ impl Wq {
         self.half.post_recv(wr)
     }
 
-    /// Ends it. When it returns, no thread touches its memory any more.
+    /// Ends it. When it returns, no thread touches its memory any more, and no more events come from it. Gives the number of
+    /// asynchronous events it handed out.
     ///
     /// # Errors
     /// EINVAL when it is done already. EBUSY: it is in a table.
-    pub fn destroy(&self) -> Result<()> {
+    pub fn destroy(&self) -> Result<u64> {
         if self.users.load(Ordering::Relaxed) > 0 {
             return Err(Error::new(libc::EBUSY, "the WQ is in an indirection table: destroy that first"));
         }
-        self.half.destroy().map(drop)
+        self.half.destroy()
     }
 }
 

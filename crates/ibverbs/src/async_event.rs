@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use ferroce::AsyncEvent;
 
-use crate::abi::{ibv_async_element, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
+use crate::abi::{ibv_async_element, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq, ibv_wq};
 use crate::cancel::{self, Step, Steps};
 use crate::channel::slept;
 use crate::context::ContextObject;
@@ -18,6 +18,7 @@ enum Kind {
     Cq,
     Qp,
     Srq,
+    Wq,
     Port,
 }
 
@@ -31,6 +32,8 @@ impl Kind {
             1..=7 | 16 => Kind::Qp,
             // SRQ_ERR, SRQ_LIMIT_REACHED
             14 | 15 => Kind::Srq,
+            // WQ_FATAL
+            19 => Kind::Wq,
             _ => Kind::Port,
         }
     }
@@ -111,6 +114,7 @@ verb! {
                 Kind::Cq => acknowledged!(object.cast::<ibv_cq>(), async_events_completed).add(1),
                 Kind::Qp => acknowledged!(object.cast::<ibv_qp>(), events_completed).add(1),
                 Kind::Srq => acknowledged!(object.cast::<ibv_srq>(), events_completed).add(1),
+                Kind::Wq => acknowledged!(object.cast::<ibv_wq>(), events_completed).add(1),
                 Kind::Port => {}
             }
         }
@@ -137,7 +141,8 @@ mod tests {
         }
         assert_eq!(Kind::of(14), Kind::Srq);
         assert_eq!(Kind::of(15), Kind::Srq);
-        for event in [8, 9, 10, 11, 12, 13, 17, 18, 19, 1000] {
+        assert_eq!(Kind::of(19), Kind::Wq);
+        for event in [8, 9, 10, 11, 12, 13, 17, 18, 20, 1000] {
             assert_eq!(Kind::of(event), Kind::Port, "{event}");
         }
     }

@@ -301,6 +301,7 @@ fn modification(attr: &ibv_qp_attr, mask: QpAttrMask) -> Verb<QpModify> {
     to.retry_cnt = attr.retry_cnt;
     to.rnr_retry = attr.rnr_retry;
     to.en_sqd_async_notify = attr.en_sqd_async_notify != 0;
+    to.rate_limit = attr.rate_limit;
     Ok(QpModify { attr: to, ah: convert::ah_attr(&attr.ah_attr) })
 }
 
@@ -310,9 +311,9 @@ fn check_mask(attr: &ibv_qp_attr, attr_mask: c_int) -> Verb<QpAttrMask> {
     const MIGRATED: u32 = 0;
     let mut mask = QpAttrMask::from_bits(attr_mask as u32)
         .ok_or_else(|| Refusal::invalid(format!("attr_mask {attr_mask:#x} has unknown bits")))?;
-    if mask.intersects(QpAttrMask::ALT_PATH | QpAttrMask::CAP | QpAttrMask::RATE_LIMIT) {
+    if mask.intersects(QpAttrMask::ALT_PATH | QpAttrMask::CAP) {
         return Err(Refusal::unsupported(format!(
-            "attr_mask {attr_mask:#x}: alternate paths and resizing are not available, and rate limits are set by ibv_modify_qp_rate_limit"
+            "attr_mask {attr_mask:#x}: alternate paths and resizing are not available"
         )));
     }
     if mask.contains(QpAttrMask::PATH_MIG_STATE) {
@@ -353,7 +354,7 @@ fn query_attr(qp: &QpModify, caps: &ferroce::QueueCaps) -> ibv_qp_attr {
         rnr_retry: attr.rnr_retry,
         alt_port_num: 0,
         alt_timeout: 0,
-        rate_limit: 0,
+        rate_limit: attr.rate_limit,
     }
 }
 

@@ -11,6 +11,7 @@ use crate::abi::{
 use crate::context::{ContextObject, ContextRef};
 use crate::cq::CqObject;
 use crate::entry::{Pointer, Refusal, Status, Verb, slot};
+use crate::events::acknowledged;
 use crate::handle::{Shared, handle, handle_number};
 use crate::pd::PdObject;
 use crate::post::post_list;
@@ -23,7 +24,7 @@ const RECEIVE: u32 = 0;
 pub(crate) struct WqObject {
     c: Shared<ibv_wq>,
     wq: Arc<Wq>,
-    _context: ContextRef,
+    context: ContextRef,
 }
 
 handle!(WqObject, ibv_wq, "wq");
@@ -69,24 +70,27 @@ slot! {
         let domain = unsafe { PdObject::of(attr.pd) }?;
         // SAFETY: as above.
         let cq = unsafe { CqObject::of(attr.cq) }?.cq.clone();
-        let wq = domain.pd().create_wq(&WqCreate { cq, max_wr: attr.max_wr, max_sge: attr.max_sge })?;
-        (attr.max_wr, attr.max_sge) = wq.sizes();
-        let c = ibv_wq {
-            context: context.as_ptr(),
-            wq_context: attr.wq_context,
-            pd: attr.pd,
-            cq: attr.cq,
-            wq_num: wq.number(),
-            handle: handle_number(),
-            state: wq.state() as u32,
-            wq_type: RECEIVE,
-            post_recv: Some(post_recv),
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
-            comp_mask: 0,
-        };
-        WqObject::publish(|_| Ok(WqObject { c: Shared::new(c), wq, _context: context }))
+        WqObject::publish(|address| {
+            let (max_wr, max_sge, cookie) = (attr.max_wr, attr.max_sge, address as u64);
+            let wq = domain.pd().create_wq(&WqCreate { cq, max_wr, max_sge, cookie })?;
+            (attr.max_wr, attr.max_sge) = wq.sizes();
+            let c = ibv_wq {
+                context: context.as_ptr(),
+                wq_context: attr.wq_context,
+                pd: attr.pd,
+                cq: attr.cq,
+                wq_num: wq.number(),
+                handle: handle_number(),
+                state: wq.state() as u32,
+                wq_type: RECEIVE,
+                post_recv: Some(post_recv),
+                mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+                cond: libc::PTHREAD_COND_INITIALIZER,
+                events_completed: 0,
+                comp_mask: 0,
+            };
+            Ok(WqObject { c: Shared::new(c), wq, context })
+        })
     }
 
     /// `ibv_modify_wq(3)`.
@@ -124,11 +128,17 @@ slot! {
         unsafe { post_list(wr, bad, |request| object.wq.post_recv(request)) }
     }
 
-    /// `ibv_destroy_wq(3)`: `EBUSY` while a table has it.
+    /// `ibv_destroy_wq(3)`: `EBUSY` while a table has it. Waits until its events were acknowledged.
     fn destroy_wq as "ibv_destroy_wq" (wq: *mut ibv_wq) -> Status {
         // SAFETY: by the contract of the verb.
-        unsafe { WqObject::of(wq) }?.wq.destroy()?;
-        // SAFETY: the WQ is gone, so the program has no use for the pointer any more.
+        let object = unsafe { WqObject::of(wq) }?;
+        let delivered = object.wq.destroy()?;
+        // In a forked child the counts belong to the parent, and so do the locks.
+        if !object.context.is_stale() {
+            // SAFETY: the counter lies in the live WQ.
+            unsafe { acknowledged!(wq, events_completed).wait(delivered) };
+        }
+        // SAFETY: the WQ is gone and no event of it is out; the program has no use for the pointer any more.
         drop(unsafe { WqObject::reclaim(wq) });
         Ok(())
     }

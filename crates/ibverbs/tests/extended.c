@@ -421,6 +421,16 @@ static void files(void)
 	MUST(!ibv_dereg_mr(file) && !munmap(map, PAGE));
 }
 
+/* The rate that a queue pair keeps to, in kbit/s. */
+static uint32_t rate_of(struct ibv_qp *pair)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	MUST(!ibv_query_qp(pair, &attr, IBV_QP_RATE_LIMIT, &init));
+	return attr.rate_limit;
+}
+
 /* A queue pair that keeps to a rate still sends. */
 static void paced(void)
 {
@@ -440,8 +450,18 @@ static void paced(void)
 	MUST(!ibv_modify_qp_rate_limit(qp[0], &limit));
 	for (uint64_t id = 500; id < 504; id++)
 		write_remote(id, mr->rkey, memory + SIZE, IBV_WC_SUCCESS);
+	MUST(rate_of(qp[0]) == attr.packet_pacing_caps.qp_rate_limit_min);
 	limit.rate_limit = 0;
 	MUST(!ibv_modify_qp_rate_limit(qp[0], &limit));
+
+	/* ibv_modify_qp does it, too. */
+	struct ibv_qp_attr change = { .rate_limit = attr.packet_pacing_caps.qp_rate_limit_max + 1 };
+	MUST(ibv_modify_qp(qp[0], &change, IBV_QP_RATE_LIMIT) == EINVAL && rate_of(qp[0]) == 0);
+	change.rate_limit = attr.packet_pacing_caps.qp_rate_limit_max;
+	MUST(!ibv_modify_qp(qp[0], &change, IBV_QP_RATE_LIMIT) && rate_of(qp[0]) == change.rate_limit);
+	write_remote(504, mr->rkey, memory + SIZE, IBV_WC_SUCCESS);
+	change.rate_limit = 0;
+	MUST(!ibv_modify_qp(qp[0], &change, IBV_QP_RATE_LIMIT) && rate_of(qp[0]) == 0);
 }
 
 /* A region that is changed keeps its keys, and what was not changed; a refusal changes nothing. Ends with queue pairs in error. */

@@ -288,6 +288,33 @@ static struct ibv_context *device(const char *mac)
 	return NULL;
 }
 
+/* A frame to this port comes to a receive in memory that is not registered: the queue ends, and an event says so. */
+static void wq_fails(struct end *a, struct end *b, struct ibv_wq *wq, struct ibv_cq *cq, int vlan, unsigned port)
+{
+	struct ibv_wq_attr attr = { .attr_mask = IBV_WQ_ATTR_STATE, .wq_state = IBV_WQS_RESET };
+	struct ibv_sge sge = { (uintptr_t)b->memory, ROOM, ~b->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 9, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_async_event event;
+	struct ibv_wc wc;
+
+	TRUE(ibv_modify_wq(wq, &attr) == 0);
+	attr.wq_state = IBV_WQS_RDY;
+	TRUE(ibv_modify_wq(wq, &attr) == 0 && ibv_post_wq_recv(wq, &wr, &bad) == 0);
+	send_frame(a, vlan, port);
+	do {
+		TRUE(ibv_get_async_event(b->context, &event) == 0);
+		if (event.event_type != IBV_EVENT_WQ_FATAL)
+			ibv_ack_async_event(&event);
+	} while (event.event_type != IBV_EVENT_WQ_FATAL);
+	TRUE(event.element.wq == wq);
+	ibv_ack_async_event(&event);
+	TRUE(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == 9 && wc.status == IBV_WC_LOC_PROT_ERR);
+	attr.attr_mask |= IBV_WQ_ATTR_CURR_STATE;
+	attr.curr_wq_state = IBV_WQS_ERR;
+	attr.wq_state = IBV_WQS_RESET;
+	TRUE(ibv_modify_wq(wq, &attr) == 0);
+}
+
 /* Frames are spread over two queues by their UDP port: the same one always to the same queue, and each frame to one of them. */
 static void spread(struct end *a, struct end *b)
 {
@@ -303,7 +330,7 @@ static void spread(struct end *a, struct end *b)
 	const int vlan = 0x777;
 	struct rule all = rule(0, vlan);
 	struct ibv_flow *flow;
-	unsigned got[2] = { 0, 0 }, last[2];
+	unsigned got[2] = { 0, 0 }, last[2], port_of[2];
 
 	for (unsigned i = 0; i < sizeof key; i++)
 		key[i] = 0x6d + 37 * i;
@@ -351,10 +378,12 @@ static void spread(struct end *a, struct end *b)
 		TRUE(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.byte_len == FRAME + 4);
 		TRUE(wc.qp_num == wqs[queue]->wq_num);
 		got[queue]++;
+		port_of[queue] = 5000 + i / 2;
 		last[i % 2] = queue;
 		TRUE(i % 2 == 0 || last[0] == last[1]);
 	}
 	TRUE(got[0] + got[1] == 64 && got[0] > 0 && got[1] > 0);
+	wq_fails(a, b, wqs[1], cqs[1], vlan, port_of[1]);
 	TRUE(ibv_destroy_flow(flow) == 0 && ibv_destroy_qp(b->qp) == 0 && ibv_destroy_rwq_ind_table(table) == 0);
 	TRUE(ibv_destroy_wq(wqs[0]) == 0 && ibv_destroy_wq(wqs[1]) == 0);
 	TRUE(ibv_destroy_cq(cqs[0]) == 0 && ibv_destroy_cq(cqs[1]) == 0);

@@ -25,13 +25,9 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    pub(crate) fn new(rate_kbps: u32) -> Pacer {
-        Pacer { rate_kbps, free: 0, wake: None }
-    }
-
-    /// The rate, in kbit/s.
-    pub(crate) fn rate(&self) -> u32 {
-        self.rate_kbps
+    /// For a rate in kbit/s; none for 0, which is no limit.
+    pub(crate) fn new(rate_kbps: u32) -> Option<Pacer> {
+        (rate_kbps != 0).then_some(Pacer { rate_kbps, free: 0, wake: None })
     }
 
     /// May something be sent now? If not, it wants to be asked again at [`next_timeout`](Pacer::next_timeout).

@@ -7,7 +7,7 @@ use ferroce_wire::{Flow, FlowKind, Opcode};
 use crate::decode::{CLASS_MASK, class};
 use crate::flow::{Answers, Key};
 use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
-use crate::pacer::{Pacer, RATE_LIMIT_MAX, RATE_LIMIT_MIN};
+use crate::pacer::Pacer;
 use crate::qp_state::{self, ModifyError};
 use crate::raw::{FrameFate, RawFrames};
 use crate::receive;
@@ -162,6 +162,9 @@ impl Qp {
     ///
     /// The path MTU of a UD queue pair is not an attribute of verbs: it is the port's. The host puts it into `attr.path_mtu` when it
     /// takes the queue pair to RTR.
+    ///
+    /// With a rate limit, requests keep to it, but for one train that may leave at once; what the peer is answered does not wait.
+    /// RESET forgets it.
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask, host: &mut impl Host) -> Result<(), ModifyError> {
         let from = self.attr.state;
         let (to, mask) = qp_state::check(&self.init, from, attr, mask)?;
@@ -182,33 +185,11 @@ impl Qp {
         if from != to {
             self.entered(from, to, mask);
         }
+        if mask.contains(QpAttrMask::RATE_LIMIT) {
+            self.pacer = Pacer::new(self.attr.rate_limit);
+        }
         self.settle(Ok(()), host);
         Ok(())
-    }
-
-    /// Has its requests keep to a rate in kbit/s of the wire, but for one train that may leave at once; 0 takes the limit away. What is
-    /// answered to the peer does not wait. RESET forgets it.
-    ///
-    /// The host calls [`poll_transmit`](Qp::poll_transmit) afterwards, as after any command.
-    pub fn set_rate_limit(&mut self, rate_kbps: u32) -> Result<(), ModifyError> {
-        let fault =
-            |reason: &str| Err(ModifyError::new("rate_limit", format!("rate_limit of {rate_kbps} kbit/s: {reason}")));
-        if !matches!(self.init.qp_type, QpType::Rc | QpType::Uc | QpType::Ud) {
-            return fault("only RC, UC and UD queue pairs are paced");
-        }
-        if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
-            return fault("the queue pair is not in RTS");
-        }
-        if rate_kbps != 0 && !(RATE_LIMIT_MIN..=RATE_LIMIT_MAX).contains(&rate_kbps) {
-            return fault("it is outside qp_rate_limit_min and qp_rate_limit_max of the device");
-        }
-        self.pacer = (rate_kbps != 0).then(|| Pacer::new(rate_kbps));
-        Ok(())
-    }
-
-    /// The rate that its requests keep to, in kbit/s; 0: none.
-    pub fn rate_limit(&self) -> u32 {
-        self.pacer.as_ref().map_or(0, Pacer::rate)
     }
 
     fn entered(&mut self, from: QpState, to: QpState, mask: QpAttrMask) {

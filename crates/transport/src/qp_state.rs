@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use crate::pacer::{RATE_LIMIT_MAX, RATE_LIMIT_MIN};
 use crate::verbs::{QpAttr, QpAttrMask as M, QpInit, QpState, QpType};
 
 /// Largest number of outstanding READs and atomics, as requester and as responder: what kernel rxe has too, and perftest asks for.
@@ -36,6 +37,11 @@ impl Masks {
     fn without(self, mask: M) -> Masks {
         let (required, unneeded) = (self.required.difference(mask), self.required.intersection(mask));
         Masks { required, optional: self.optional.union(unneeded) }
+    }
+
+    /// Those of `mask` do not exist.
+    fn except(self, mask: M) -> Masks {
+        Masks { required: self.required.difference(mask), optional: self.optional.difference(mask) }
     }
 
     /// Others than those of `mask` do not exist.
@@ -104,19 +110,19 @@ const TABLE: &[Transition] = &[
         Rts,
         masks(
             &[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::SQ_PSN, M::MAX_QP_RD_ATOMIC],
-            &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::MIN_RNR_TIMER, M::PATH_MIG_STATE],
+            &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::MIN_RNR_TIMER, M::PATH_MIG_STATE, M::RATE_LIMIT],
         ),
-        masks(&[M::SQ_PSN], &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE]),
-        masks(&[M::SQ_PSN], &[M::CUR_STATE, M::QKEY]),
+        masks(&[M::SQ_PSN], &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE, M::RATE_LIMIT]),
+        masks(&[M::SQ_PSN], &[M::CUR_STATE, M::QKEY, M::RATE_LIMIT]),
     ),
     bare(Rts, Reset),
     bare(Rts, Err),
     line(
         Rts,
         Rts,
-        masks(&[], &[M::CUR_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PATH_MIG_STATE, M::MIN_RNR_TIMER]),
-        masks(&[], &[M::CUR_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PATH_MIG_STATE]),
-        masks(&[], &[M::CUR_STATE, M::QKEY]),
+        masks(&[], &[M::CUR_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PATH_MIG_STATE, M::MIN_RNR_TIMER, M::RATE_LIMIT]),
+        masks(&[], &[M::CUR_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PATH_MIG_STATE, M::RATE_LIMIT]),
+        masks(&[], &[M::CUR_STATE, M::QKEY, M::RATE_LIMIT]),
     ),
     line(
         Rts,
@@ -130,9 +136,9 @@ const TABLE: &[Transition] = &[
     line(
         Sqd,
         Rts,
-        masks(&[], &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::MIN_RNR_TIMER, M::PATH_MIG_STATE]),
-        masks(&[], &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE]),
-        masks(&[], &[M::CUR_STATE, M::QKEY]),
+        masks(&[], &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::MIN_RNR_TIMER, M::PATH_MIG_STATE, M::RATE_LIMIT]),
+        masks(&[], &[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE, M::RATE_LIMIT]),
+        masks(&[], &[M::CUR_STATE, M::QKEY, M::RATE_LIMIT]),
     ),
     line(
         Sqd,
@@ -152,10 +158,11 @@ const TABLE: &[Transition] = &[
                 M::PKEY_INDEX,
                 M::MIN_RNR_TIMER,
                 M::PATH_MIG_STATE,
+                M::RATE_LIMIT,
             ],
         ),
-        masks(&[], &[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE]),
-        masks(&[], &[M::PKEY_INDEX, M::QKEY]),
+        masks(&[], &[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE, M::RATE_LIMIT]),
+        masks(&[], &[M::PKEY_INDEX, M::QKEY, M::RATE_LIMIT]),
     ),
     bare(Sqe, Reset),
     bare(Sqe, Err),
@@ -170,8 +177,8 @@ fn find(from: QpState, to: QpState, qp_type: QpType) -> Option<Masks> {
         QpType::Rc => found.rc,
         QpType::Uc => found.uc,
         QpType::Ud => found.ud,
-        QpType::XrcSend => found.rc.map(|masks| masks.without(RESPONDER)),
-        QpType::XrcRecv => found.rc.map(|masks| masks.without(REQUESTER)),
+        QpType::XrcSend => found.rc.map(|masks| masks.without(RESPONDER).except(UNPACED)),
+        QpType::XrcRecv => found.rc.map(|masks| masks.without(REQUESTER).except(UNPACED)),
         QpType::RawPacket => found.ud.map(|masks| masks.only(FRAMES)),
     }
 }
@@ -180,6 +187,9 @@ fn find(from: QpState, to: QpState, qp_type: QpType) -> Option<Masks> {
 const RESPONDER: M = set(&[M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
 /// What only a requester needs: to an XRC target it means nothing. (Nor do the timeout and the first PSN, which it must have.)
 const REQUESTER: M = set(&[M::RETRY_CNT, M::RNR_RETRY, M::MAX_QP_RD_ATOMIC]);
+
+/// What queue pairs that are not paced lack: all but RC, UC and UD.
+const UNPACED: M = M::RATE_LIMIT;
 
 /// What a RAW_PACKET queue pair has of a datagram's attributes: frames know neither P_Key nor Q_Key nor PSN.
 const FRAMES: M = set(&[M::PORT, M::CUR_STATE, M::EN_SQD_ASYNC_NOTIFY]);
@@ -294,7 +304,9 @@ fn check_surplus(init: &QpInit, from: QpState, to: QpState, surplus: M) -> Resul
     let (bit, field) = first_name(surplus);
     let reason = match field {
         "cap" => format!("{bit} ({field}): the queues of a QP cannot be resized"),
-        "rate_limit" => format!("{bit} ({field}): ibv_modify_qp_rate_limit sets it"),
+        "rate_limit" => {
+            format!("{bit} ({field}): RC, UC and UD queue pairs are paced, in RTS or SQD or on the way to RTS")
+        }
         _ => format!(
             "{bit} ({field}) cannot be changed on a {} QP going from {} to {}",
             type_name(init.qp_type),
@@ -341,6 +353,15 @@ fn check_values(attr: &QpAttr, mask: M) -> Result<(), ModifyError> {
             return fault(field, format!("{field} of {value} is above the limit of {max}"));
         }
     }
+    let rate = attr.rate_limit;
+    if mask.contains(M::RATE_LIMIT) && rate != 0 && !(RATE_LIMIT_MIN..=RATE_LIMIT_MAX).contains(&rate) {
+        return fault(
+            "rate_limit",
+            format!(
+                "rate_limit of {rate} kbit/s is outside {RATE_LIMIT_MIN} to {RATE_LIMIT_MAX}, the packet_pacing_caps"
+            ),
+        );
+    }
     if mask.contains(M::ALT_PATH) {
         return fault(
             "alt_ah_attr",
@@ -374,6 +395,7 @@ pub(crate) fn apply(into: &mut QpAttr, attr: &QpAttr, mask: M) {
         SQ_PSN => sq_psn,
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
         DEST_QPN => dest_qpn,
+        RATE_LIMIT => rate_limit,
     }
 }
 

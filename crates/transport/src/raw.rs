@@ -7,7 +7,7 @@ use crate::host::{Drop, Host, MemoryError, Payload};
 use crate::qp::{Conn, Outcome, Upset};
 use crate::receive::{self, Extras, Receive};
 use crate::timer::Nanos;
-use crate::verbs::{QpState, RecvWr, SendOp, SendWr, WcStatus};
+use crate::verbs::{QpEvent, QpState, RecvWr, SendOp, SendWr, WcStatus};
 use crate::wqe::{Failure, Wqe, vendor};
 
 /// Shortest frame: the Ethernet header. (What is shorter than a medium wants, the interface pads.)
@@ -99,6 +99,7 @@ impl RawFrames {
         }
         if let Err(error) = receive.put(conn.init.pd, frame, true, host) {
             receive.fail(conn.init, 0, Failure::local(error), host);
+            host.event(QpEvent::WqFatal);
             return Err(Upset::Err);
         }
         receive.complete(conn.init, Extras { flow_tag: tag, ..Extras::default() }, host);

@@ -405,6 +405,9 @@ pub enum QpEvent {
     SqDrained = 5,
     /// `IBV_EVENT_QP_LAST_WQE_REACHED`
     LastWqeReached = 16,
+    /// `IBV_EVENT_WQ_FATAL`: the receiving half of a RAW_PACKET queue pair ended by an error. The host tells it of receive work queues only;
+    /// of a queue pair the completion tells it.
+    WqFatal = 19,
 }
 
 /// What a queue pair is made with.
@@ -516,6 +519,8 @@ pub struct QpAttr {
     pub en_sqd_async_notify: bool,
     /// (query) the SQ is draining.
     pub sq_draining: bool,
+    /// Rate that its requests keep to, in kbit/s of the wire; 0: none.
+    pub rate_limit: u32,
 }
 
 /// Where the requester of an RC queue pair stands.
@@ -553,6 +558,7 @@ impl Default for QpAttr {
             rnr_retry: 0,
             en_sqd_async_notify: false,
             sq_draining: false,
+            rate_limit: 0,
         }
     }
 }

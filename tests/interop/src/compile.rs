@@ -5,7 +5,7 @@ use std::path::Path;
 use program_tests::failure::Failure;
 
 /// The programs: `NAME.c` beside the manifest.
-pub const PROGRAMS: &[&str] = &["bad_network", "connect", "death", "errors"];
+pub const PROGRAMS: &[&str] = &["bad_network", "death", "errors"];
 
 /// Compiles all programs into `dir`.
 pub fn all(dir: &Path) -> Result<(), Failure> {

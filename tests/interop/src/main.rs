@@ -178,8 +178,11 @@ fn execute(lines: &[Line], rotate: bool, settings: &Settings) -> Result<ExitCode
     let launcher = Launcher::new(&install, Via::Run, settings.uid)?;
     program_tests::compile::all(&launcher.programs())?;
     compile::all(&launcher.programs())?;
-    let own: Vec<PathBuf> =
-        ["verify", "status"].iter().chain(compile::PROGRAMS).map(|name| launcher.programs().join(name)).collect();
+    let own: Vec<PathBuf> = ["verify", "operations", "resources", "connect", "status"]
+        .iter()
+        .chain(compile::PROGRAMS)
+        .map(|name| launcher.programs().join(name))
+        .collect();
     let work = tempfile::Builder::new().prefix("ferroce-interop-").tempdir().context("cannot make a folder")?;
     let root = work.path().join("root.cpio");
     image::write(&kernel, &own, &root)?;

@@ -249,6 +249,9 @@ pub static ROWS: &[Row] = &[
     rc(own("verify", "-n 20 --largest 70000 --srq")),
     own("verify", "-n 20 --largest 70000 -c UC"),
     own("verify", "-n 20 -c UD"),
+    // What else verbs have, as far as both ends have it.
+    own("operations", ""),
+    own("resources", ""),
     // Connections by librdmacm: Ferroce's connection manager and the kernel's rdma_cm.
     connection("rping", "-C 5 -v -V -S 60000"),
     connection("ucmatose", "-c 1 -C 10"),
@@ -259,6 +262,7 @@ pub static ROWS: &[Row] = &[
     connection("rstream", "-T b -T v -S 70000 -I 20 -C 20"),
     connection("rstream", "-T r -T v -S 1000000 -I 2 -C 2"),
     connection("rping", "-C 20 -v -V"),
+    connection("rping", "-C 20 -v -V -q"),
     // With poll, only where the server is the slower end. Its last bytes and its shutdown may both have come when the client looks: then
     // librdmacm says POLLIN and POLLHUP, and rstream gives up for the latter.
     only(Side::Kernel, connection("rstream", "-T a -T v -S 1 -I 50 -C 50")),
@@ -319,6 +323,8 @@ pub static SMOKE: &[(&str, &[&str])] = &[
     ("ib_atomic_lat/-o,16,-n,50", &["1500-v4"]),
     ("verify/-n,5,--largest,70000,-e", &["1500-v4", "9000-v6"]),
     ("verify/-n,20,-c,UD", &["1500-v4"]),
+    ("operations", &["1500-v4"]),
+    ("resources", &["1500-v4"]),
     ("ucmatose/-c,1,-C,10", &["1500-v4"]),
     ("udaddy/-c,1,-C,10", &["1500-v4"]),
     ("rdma_client", &["1500-v4"]),

@@ -7,7 +7,22 @@ use crate::failure::Failure;
 
 /// The programs: `NAME.c` beside the manifest.
 pub const PROGRAMS: &[&str] = &[
-    "verify", "sleeper", "ticker", "lastbyte", "vanish", "churn", "traffic", "status", "objects", "wrong", "forker",
+    "verify",
+    "operations",
+    "resources",
+    "connect",
+    "frames",
+    "events",
+    "sleeper",
+    "ticker",
+    "lastbyte",
+    "vanish",
+    "churn",
+    "traffic",
+    "status",
+    "objects",
+    "wrong",
+    "forker",
     "flood",
 ];
 

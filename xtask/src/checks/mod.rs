@@ -5,6 +5,8 @@
 
 mod docs;
 mod layers;
+mod lines;
+mod page;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -97,6 +99,7 @@ pub(crate) fn all(tree: &Tree) -> Result<Vec<Finding>> {
     findings.extend(docs::check(tree)?);
     findings.extend(variables::check(tree)?);
     findings.extend(verbs::check(tree)?);
+    findings.extend(lines::check(tree)?);
     Ok(findings)
 }
 

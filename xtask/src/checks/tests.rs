@@ -385,3 +385,77 @@ fn a_variable_that_the_table_lacks_is_found_and_one_that_nothing_reads() {
     assert_eq!((finding.path.as_path(), finding.line), (Path::new("README.md"), 2));
     assert!(finding.what.contains("`FERROCE_W`"), "{finding}");
 }
+
+#[test]
+fn events_are_all_there_and_have_a_test_or_a_reason() {
+    let with = |events: &[String]| {
+        let f = with_verbs();
+        let path = f.dir.path().join("docs/verbs.toml");
+        let verbs = std::fs::read_to_string(&path).expect("the table is there");
+        std::fs::write(path, verbs + &events.concat()).expect("the table is ours");
+        f.findings();
+        f
+    };
+    let event = |name: &str, cause: &str, test: &str| {
+        format!("[[event]]\nevent = \"{name}\"\ncause = \"{cause}\"\ntest = \"{test}\"\n")
+    };
+    let all: Vec<String> = super::verbs::EVENTS.iter().map(|name| event(name, "none", "")).collect();
+    let f = with(&all);
+    f.clean();
+    let page = std::fs::read_to_string(f.dir.path().join("docs/verbs.md")).expect("the page was made");
+    assert!(page.contains("| `IBV_EVENT_COMM_EST` | no | none |  |"), "{page}");
+    assert_at(&with(&all[1..]).only(), "docs/verbs.toml", 0, "IBV_EVENT_CQ_ERR has 0 rows");
+    let wrong = |row: String| with(&[&all[1..], &[row]].concat()).only();
+    assert_at(&wrong(event("IBV_EVENT_CQ_ERR", "", "")), "docs/verbs.toml", 89, "no test and no reason");
+    let elsewhere = wrong(event("IBV_EVENT_CQ_ERR", "", "crates/ibverbs/tests/all.c"));
+    assert_at(&elsewhere, "docs/verbs.toml", 89, "is not called");
+}
+
+/// A tree with a test of rdma-core's that passes, a line of each kind, a program with two features, and this table of tests.
+fn with_suite(rows: &[&str]) -> Fixture {
+    let f = Fixture::new();
+    f.write("tests/suite/passed-44.txt", "tests.test_x.X.test_y\ntests.test_x.X.test_z\n");
+    f.write("tests/programs/src/table.rs", "own(\"prog\", \"-g {gid} -e\", 9)");
+    f.write("tests/programs/src/scenario/mod.rs", "scenario(\"play\", HOST, play)");
+    f.write("tests/interop/src/table.rs", "own(\"prog\", \"\")");
+    f.write("tests/programs/prog.c", "\tFEATURE(a, \"there\", BOTH),\n\t{\"lacking\", f, g, h, 0},\n");
+    let rows: String = rows.iter().map(|row| format!("[[row]]\nwhat = \"it\"\n{row}\n")).collect();
+    f.write("docs/suite.toml", &rows);
+    f.findings();
+    f
+}
+
+const LINES: &str = "pair = [\"prog/-g,{gid},-e: there\", \"play\"]\nrxe = [\"prog: there\"]";
+
+#[test]
+fn a_table_of_tests_that_is_true() {
+    let f = with_suite(&[&format!("tests = [\"test_x.*\"]\n{LINES}")]);
+    f.clean();
+    let page = std::fs::read_to_string(f.dir.path().join("docs/suite.md")).expect("the page was made");
+    assert!(page.contains("| test_x.X.test_z | `prog/-g,{gid},-e: there`, `play` | `prog: there` |"), "{page}");
+    f.write("docs/suite.md", "old");
+    assert_at(&f.only(), "docs/suite.md", 0, "written anew");
+}
+
+#[test]
+fn a_test_without_a_row_or_with_two() {
+    let y = format!("tests = [\"test_x.X.test_y\"]\n{LINES}");
+    assert_at(&with_suite(&[&y]).only(), "docs/suite.toml", 0, "test_x.X.test_z passes and is in 0 rows");
+    let all = format!("tests = [\"test_x.*\"]\n{LINES}");
+    assert_at(&with_suite(&[&y, &all]).only(), "docs/suite.toml", 0, "test_x.X.test_y passes and is in 2 rows");
+    let gone = format!("tests = [\"test_x.*\", \"test_w\"]\n{LINES}");
+    assert_at(&with_suite(&[&gone]).only(), "docs/suite.toml", 2, "names test_w");
+}
+
+#[test]
+fn a_row_whose_line_does_not_exist() {
+    let wrong = |lines: &str| with_suite(&[&format!("tests = [\"test_x.*\"]\n{lines}")]).only();
+    let table = "docs/suite.toml";
+    assert_at(&wrong("pair = [\"prog/-g\"]\nno_rxe = \"why\""), table, 2, "names a line prog/-g");
+    assert_at(&wrong("pair = [\"player\"]\nno_rxe = \"why\""), table, 2, "names a line player");
+    assert_at(&wrong("alone = \"why\"\nrxe = [\"prog/-e\"]"), table, 2, "names a line prog/-e");
+    assert_at(&wrong("alone = \"why\"\nrxe = [\"prog: absent\"]"), table, 2, "names absent");
+    assert_at(&wrong("alone = \"why\"\nrxe = [\"prog: lacking\"]"), table, 2, "no part of it");
+    assert_at(&wrong("alone = \"why\""), table, 2, "`no_rxe`");
+    assert_at(&wrong("pair = [\"play\"]\nalone = \"why\"\nno_rxe = \"why\""), table, 2, "`alone`");
+}

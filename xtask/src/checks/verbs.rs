@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use super::page::{finding, line_of, renew};
 use super::{Finding, Tree};
 use crate::suite::passing;
 
@@ -20,7 +21,46 @@ const SOURCES: &str = "crates/ibverbs/src";
 #[serde(deny_unknown_fields)]
 struct Table {
     section: Vec<Section>,
+    #[serde(default)]
+    event: Vec<Event>,
 }
+
+/// An asynchronous event: raised, as a test shows, or not, for which there is a reason.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Event {
+    event: String,
+    /// What raises it, or why nothing does.
+    cause: String,
+    /// Empty if nothing raises it.
+    #[serde(default)]
+    test: String,
+}
+
+/// `enum ibv_event_type` of rdma-core 65.
+pub(super) const EVENTS: [&str; 21] = [
+    "IBV_EVENT_CQ_ERR",
+    "IBV_EVENT_QP_FATAL",
+    "IBV_EVENT_QP_REQ_ERR",
+    "IBV_EVENT_QP_ACCESS_ERR",
+    "IBV_EVENT_COMM_EST",
+    "IBV_EVENT_SQ_DRAINED",
+    "IBV_EVENT_PATH_MIG",
+    "IBV_EVENT_PATH_MIG_ERR",
+    "IBV_EVENT_DEVICE_FATAL",
+    "IBV_EVENT_PORT_ACTIVE",
+    "IBV_EVENT_PORT_ERR",
+    "IBV_EVENT_LID_CHANGE",
+    "IBV_EVENT_PKEY_CHANGE",
+    "IBV_EVENT_SM_CHANGE",
+    "IBV_EVENT_SRQ_ERR",
+    "IBV_EVENT_SRQ_LIMIT_REACHED",
+    "IBV_EVENT_QP_LAST_WQE_REACHED",
+    "IBV_EVENT_CLIENT_REREGISTER",
+    "IBV_EVENT_GID_CHANGE",
+    "IBV_EVENT_WQ_FATAL",
+    "IBV_EVENT_DEVICE_SPEED_CHANGE",
+];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -106,7 +146,7 @@ pub(super) fn check(tree: &Tree) -> Result<Vec<Finding>> {
     let mut tests = Tests { root: &tree.root, suites: BTreeMap::new() };
     let mut seen = BTreeSet::new();
     for row in &rows {
-        let mut wrong: Vec<String> = tests.complaint(row).into_iter().collect();
+        let mut wrong: Vec<String> = tests.complaint(&row.verb, &row.test).into_iter().collect();
         wrong.extend(sources.complaint(row));
         if !seen.insert(&row.verb) {
             wrong.push("has two rows".into());
@@ -117,17 +157,32 @@ pub(super) fn check(tree: &Tree) -> Result<Vec<Finding>> {
         let line = line_of(&text, &format!("verb = \"{}\"", row.verb));
         findings.extend(wrong.into_iter().map(|what| finding(TABLE, line, format!("{} {what}", row.verb))));
     }
-    findings.extend(renew_page(&tree.root, &table)?);
+    findings.extend(events(&table.event, &mut tests, &text));
+    findings.extend(renew(&tree.root, TABLE, PAGE, &render(&table))?);
     Ok(findings)
 }
 
-fn finding(path: &str, line: usize, what: String) -> Finding {
-    Finding { path: PathBuf::from(path), line, what }
-}
-
-/// The first line with `words`, counted from 1; 0 if there is none.
-fn line_of(text: &str, words: &str) -> usize {
-    text.lines().position(|line| line.contains(words)).map_or(0, |index| index + 1)
+/// What is wrong with the rows of events, if there are any: then all must be there.
+fn events(rows: &[Event], tests: &mut Tests<'_>, text: &str) -> Vec<Finding> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let mut findings = Vec::new();
+    for name in EVENTS {
+        let count = rows.iter().filter(|row| row.event == name).count();
+        if count != 1 {
+            findings.push(finding(TABLE, 0, format!("{name} has {count} rows instead of one")));
+        }
+    }
+    for row in rows {
+        let complaint = match row.test.as_str() {
+            "" => row.cause.is_empty().then(|| "has no test and no reason for that".to_owned()),
+            test => tests.complaint(&row.event, test),
+        };
+        let line = line_of(text, &format!("event = \"{}\"", row.event));
+        findings.extend(complaint.map(|what| finding(TABLE, line, format!("{} {what}", row.event))));
+    }
+    findings
 }
 
 /// Public symbols, and verbs behind inline functions, that no row is about.
@@ -200,12 +255,12 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// Why a row's test proves nothing.
-    fn complaint(&mut self, row: &Row) -> Option<String> {
-        match Test::parse(&row.test) {
-            None => Some(format!("names no test: {:?}", row.test)),
+    /// Why a test proves nothing about a verb, or an event.
+    fn complaint(&mut self, name: &str, test: &str) -> Option<String> {
+        match Test::parse(test) {
+            None => Some(format!("names no test: {test:?}")),
             Some(Test::Suite { release, name }) => self.suite_complaint(release, name),
-            Some(Test::Own { file, function }) => self.own_complaint(&row.verb, file, function),
+            Some(Test::Own { file, function }) => self.own_complaint(name, file, function),
         }
     }
 
@@ -234,17 +289,6 @@ impl Tests<'_> {
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-}
-
-/// Writes the page if it is not what the table says, which is a finding: the page is committed, too.
-fn renew_page(root: &Path, table: &Table) -> Result<Option<Finding>> {
-    let page = render(table);
-    let path = root.join(PAGE);
-    if fs::read_to_string(&path).is_ok_and(|old| old == page) {
-        return Ok(None);
-    }
-    fs::write(&path, page).with_context(|| format!("cannot write {PAGE}"))?;
-    Ok(Some(finding(PAGE, 0, format!("was not what {TABLE} says, and is written anew: commit it"))))
 }
 
 const HEAD: &str = "\
@@ -276,6 +320,15 @@ fn render(table: &Table) -> String {
             let test = shown(test);
             line(&mut page, format_args!("| `{verb}` | {ferroce} | {rxe} | {siw} | {mlx5} | {test} | {note} |"));
         }
+    }
+    if !table.event.is_empty() {
+        page +=
+            "\n## Asynchronous events\n\n| event | raised | cause, or why there is none | test |\n|---|---|---|---|\n";
+    }
+    for Event { event, cause, test } in &table.event {
+        let raised = if test.is_empty() { "no" } else { "yes" };
+        let test = if test.is_empty() { String::new() } else { shown(test) };
+        line(&mut page, format_args!("| `{event}` | {raised} | {cause} | {test} |"));
     }
     page
 }

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use ferroce::{
-    Access, AhAttr, CompChannel, Completion, Context, Cq, Device, Pd, Psn, Qp, QpAttr, QpAttrMask, QpCreate, QpModify,
-    QpState, QpType, QueueCaps, WcStatus,
+    AhAttr, CompChannel, Completion, Context, Cq, Device, InitiatorCreate, Pd, Psn, Qp, QpAttr, QpAttrMask, QpCreate,
+    QpModify, QpState, QpType, QueueCaps, Srq, SrqCreate, WcStatus, XrcdOpen,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use super::control::Control;
-use super::memory::Area;
+use super::memory::{Area, PEERS_ACCESS};
 
 /// Q_Key of our UD queue pairs.
 pub(crate) const QKEY: u32 = 0x1111_1111;
@@ -155,17 +155,36 @@ impl Endpoint {
             send_cq: Arc::clone(&self.cq),
             recv_cq: Arc::clone(&self.cq),
             srq: None,
-            caps: QueueCaps {
-                max_send_wr: self.settings.depth,
-                max_recv_wr: self.settings.depth,
-                max_send_sge: 4,
-                max_recv_sge: 4,
-                max_inline_data: self.settings.inline,
-            },
+            caps: self.caps(),
             qp_type,
             sq_sig_all: false,
             cookie: 0,
         })?)
+    }
+
+    /// An XRC initiator in RESET.
+    pub(crate) fn create_initiator(&self) -> Result<Arc<Qp>> {
+        let (send_cq, caps) = (Arc::clone(&self.cq), self.caps());
+        Ok(self.pd.create_initiator(&InitiatorCreate { send_cq, caps, sq_sig_all: false, cookie: 0 })?)
+    }
+
+    /// An XRC target in RESET, and a shared receive queue of its domain.
+    pub(crate) fn create_target(&self) -> Result<(Arc<Qp>, Arc<Srq>)> {
+        let context = self.pd.context();
+        let domain = context.open_xrcd(&XrcdOpen { name: None, create: true, exclusive: false })?;
+        let QueueCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, .. } = self.caps();
+        let srq = domain.create_srq(&self.pd, &self.cq, &SrqCreate { max_wr, max_sge, cookie: 0 })?;
+        Ok((domain.create_target(0)?, srq))
+    }
+
+    fn caps(&self) -> QueueCaps {
+        QueueCaps {
+            max_send_wr: self.settings.depth,
+            max_recv_wr: self.settings.depth,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: self.settings.inline,
+        }
     }
 
     /// The address vector of the path to `peer`.
@@ -192,7 +211,7 @@ impl Endpoint {
                 port_num: 1,
                 pkey_index: 0,
                 qkey: QKEY,
-                access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+                access: PEERS_ACCESS,
                 path_mtu: mtu,
                 dest_qpn: remote.qpn,
                 rq_psn: Psn::new(remote.psn),
@@ -209,16 +228,14 @@ impl Endpoint {
         };
         let connected = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
         let (init, rtr, rts) = match qp.qp_type() {
-            QpType::Rc => (
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => (
                 M::ACCESS_FLAGS,
                 connected | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
                 M::SQ_PSN | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
             ),
             QpType::Uc => (M::ACCESS_FLAGS, connected, M::SQ_PSN),
             QpType::Ud => (M::QKEY, M::empty(), M::SQ_PSN),
-            QpType::XrcSend | QpType::XrcRecv | QpType::RawPacket => {
-                unreachable!("the rig makes no queue pairs of XRC, and none of frames")
-            }
+            QpType::RawPacket => unreachable!("the rig makes no queue pairs of frames"),
         };
         qp.modify(&change, M::STATE | M::PKEY_INDEX | M::PORT | init)?;
         change.attr.state = QpState::Rtr;

@@ -5,6 +5,10 @@ use std::sync::Arc;
 use ferroce::{Access, Buffer, Mr, Pd, Sge};
 use serde::{Deserialize, Serialize};
 
+/// What a peer may do, to memory and through queue pairs.
+pub(crate) const PEERS_ACCESS: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::FLUSH_GLOBAL);
+
 /// Zeroed memory, registered for all that a peer may do.
 pub(crate) struct Registered {
     mr: Arc<Mr>,
@@ -26,7 +30,7 @@ impl Registered {
     /// `len` bytes, starting at a page.
     pub(crate) fn new(pd: &Arc<Pd>, len: usize) -> ferroce::Result<Registered> {
         let buffer = Arc::new(Buffer::new(len));
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = PEERS_ACCESS | Access::LOCAL_WRITE | Access::MW_BIND;
         Ok(Registered { mr: pd.reg_buffer(&buffer, access)?, buffer })
     }
 
@@ -38,6 +42,11 @@ impl Registered {
     /// For the peer.
     pub(crate) fn area(&self) -> Area {
         Area { addr: self.buffer.addr(), len: self.len() as u64, rkey: self.mr.rkey() }
+    }
+
+    /// Key for local access, and for windows.
+    pub(crate) fn lkey(&self) -> u32 {
+        self.mr.lkey()
     }
 
     /// A scatter/gather element of `length` bytes at `offset`.

@@ -46,6 +46,11 @@ impl Arena {
         &self.memory
     }
 
+    /// Address of the byte at `offset`.
+    pub(super) fn address(&self, offset: usize) -> u64 {
+        self.memory.area().addr + offset as u64
+    }
+
     /// Fills everything with the background of `seed`.
     pub(super) fn reset(&mut self, seed: u64) {
         for (index, chunk) in self.model.chunks_exact_mut(8).enumerate() {

@@ -26,14 +26,15 @@ pub(super) enum Transport {
     Rc,
     Uc,
     Ud,
+    Xrc,
 }
 
 impl Transport {
-    pub(super) const ALL: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
+    pub(super) const ALL: [Transport; 4] = [Transport::Rc, Transport::Uc, Transport::Ud, Transport::Xrc];
 
     /// The receiver says that a message arrived; otherwise it may be lost.
     pub(super) fn is_reliable(self) -> bool {
-        self == Transport::Rc
+        matches!(self, Transport::Rc | Transport::Xrc)
     }
 }
 
@@ -43,6 +44,7 @@ impl fmt::Display for Transport {
             Transport::Rc => "RC",
             Transport::Uc => "UC",
             Transport::Ud => "UD",
+            Transport::Xrc => "XRC",
         })
     }
 }
@@ -54,27 +56,66 @@ impl fmt::Display for Transport {
 pub(super) enum Op {
     Send,
     SendImm,
+    /// Closes a window to where it goes.
+    SendInv,
     Write,
     WriteImm,
+    /// Through a window that has just the room.
+    WriteWindow,
+    /// And a FLUSH of what was written.
+    WriteFlush,
     Read,
     /// The comparison succeeds.
     CompareSwap,
     /// It does not.
     CompareSwapMiss,
     FetchAdd,
+    AtomicWrite,
 }
 
 impl Op {
-    const ALL: [Op; 8] =
-        [Op::Send, Op::SendImm, Op::Write, Op::WriteImm, Op::Read, Op::CompareSwap, Op::CompareSwapMiss, Op::FetchAdd];
+    const ALL: [Op; 12] = [
+        Op::Send,
+        Op::SendImm,
+        Op::SendInv,
+        Op::Write,
+        Op::WriteImm,
+        Op::WriteWindow,
+        Op::WriteFlush,
+        Op::Read,
+        Op::CompareSwap,
+        Op::CompareSwapMiss,
+        Op::FetchAdd,
+        Op::AtomicWrite,
+    ];
+
+    /// It acts on an aligned word.
+    pub(super) fn is_of_word(self) -> bool {
+        self.is_atomic() || self == Op::AtomicWrite
+    }
 
     pub(super) fn is_atomic(self) -> bool {
         matches!(self, Op::CompareSwap | Op::CompareSwapMiss | Op::FetchAdd)
     }
 
+    /// The server lends a window for it.
+    pub(super) fn takes_window(self) -> bool {
+        matches!(self, Op::SendInv | Op::WriteWindow)
+    }
+
+    /// The message goes where a receive request says.
+    pub(super) fn is_send(self) -> bool {
+        matches!(self, Op::Send | Op::SendImm | Op::SendInv)
+    }
+
     /// It consumes a receive request.
     pub(super) fn takes_receive(self) -> bool {
-        matches!(self, Op::Send | Op::SendImm | Op::WriteImm)
+        self.is_send() || self == Op::WriteImm
+    }
+
+    /// There is none of no bytes.
+    fn needs_bytes(self) -> bool {
+        matches!(self, Op::WriteWindow | Op::WriteFlush | Op::SendInv)
     }
 
     pub(super) fn has_immediate(self) -> bool {
@@ -84,6 +125,8 @@ impl Op {
     fn allowed(self, transport: Transport) -> bool {
         match transport {
             Transport::Rc => true,
+            // Windows are bound by a queue pair that sends, and reached through that one only.
+            Transport::Xrc => !self.takes_window(),
             Transport::Uc => matches!(self, Op::Send | Op::SendImm | Op::Write | Op::WriteImm),
             Transport::Ud => matches!(self, Op::Send | Op::SendImm),
         }
@@ -95,12 +138,16 @@ impl fmt::Display for Op {
         f.write_str(match self {
             Op::Send => "SEND",
             Op::SendImm => "SEND with immediate",
+            Op::SendInv => "SEND with invalidate",
             Op::Write => "WRITE",
             Op::WriteImm => "WRITE with immediate",
+            Op::WriteWindow => "WRITE through a window",
+            Op::WriteFlush => "WRITE and FLUSH",
             Op::Read => "READ",
             Op::CompareSwap => "compare-and-swap",
             Op::CompareSwapMiss => "compare-and-swap, unequal",
             Op::FetchAdd => "fetch-and-add",
+            Op::AtomicWrite => "ATOMIC WRITE",
         })
     }
 }
@@ -125,8 +172,13 @@ impl fmt::Display for Case {
 impl Case {
     /// Refuses what no client of ours asks for.
     pub(super) fn check(&self) -> Result<(), String> {
-        let size_fits = if self.op.is_atomic() { self.size == 8 } else { self.size <= MAX_SIZE };
-        if size_fits && self.op.allowed(self.transport) { Ok(()) } else { Err(format!("no such case: {self}")) }
+        let size_fits = if self.op.is_of_word() { self.size == 8 } else { self.size <= MAX_SIZE };
+        let not_empty = self.size > 0 || !self.op.needs_bytes();
+        if size_fits && not_empty && self.op.allowed(self.transport) {
+            Ok(())
+        } else {
+            Err(format!("no such case: {self}"))
+        }
     }
 
     /// A number of this case below `below`, different for each `salt`.
@@ -137,15 +189,15 @@ impl Case {
     /// Where the message lies whole, in the first half (`source`) or the second.
     pub(super) fn whole(&self, source: bool) -> usize {
         let base = if source { GUARD } else { HALF + GUARD };
-        // Atomics need words; everything else is put at odd places.
-        base + if self.op.is_atomic() { 8 * self.draw(1, 8) } else { self.draw(1 + u64::from(source), 64) }
+        // Some need words; everything else is put at odd places.
+        base + if self.op.is_of_word() { 8 * self.draw(1, 8) } else { self.draw(1 + u64::from(source), 64) }
     }
 
     /// Where the message lies in pieces: offset and length of each, with gaps between them.
     pub(super) fn pieces(&self, source: bool) -> Vec<(usize, usize)> {
         let start = self.whole(source);
         let size = self.size as usize;
-        if self.op.is_atomic() || size == 0 {
+        if self.op.is_of_word() || size == 0 {
             return if size == 0 { Vec::new() } else { vec![(start, size)] };
         }
         let count = (1 + self.draw(3 + u64::from(source), MAX_PIECES)).min(size);
@@ -181,9 +233,9 @@ pub(super) fn cases(seed: u64, mtu: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for transport in Transport::ALL {
         for op in Op::ALL.into_iter().filter(|op| op.allowed(transport)) {
-            let sizes = if op.is_atomic() { vec![8; 8] } else { sizes.clone() };
+            let sizes = if op.is_of_word() { vec![8; 8] } else { sizes.clone() };
             for size in sizes {
-                if transport == Transport::Ud && size > mtu {
+                if transport == Transport::Ud && size > mtu || size == 0 && op.needs_bytes() {
                     continue;
                 }
                 let can_inline = size <= MAX_INLINE && op != Op::Read && !op.is_atomic();
@@ -221,7 +273,7 @@ mod tests {
     #[test]
     fn every_opcode_that_a_service_type_has_is_there() {
         let cases = cases(1, 1024);
-        for (transport, count) in [(Transport::Rc, 8), (Transport::Uc, 4), (Transport::Ud, 2)] {
+        for (transport, count) in [(Transport::Rc, 12), (Transport::Uc, 4), (Transport::Ud, 2), (Transport::Xrc, 10)] {
             let mut ops: Vec<Op> =
                 cases.iter().filter(|case| case.transport == transport).map(|case| case.op).collect();
             ops.sort();

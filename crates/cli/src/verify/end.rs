@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ferroce::{
-    Ah, AhAttr, Completion, Qp, QpAttr, QpAttrMask, QpModify, QpState, QpType, RecvWr, SendData, SendFlags, SendOp,
-    SendWr, UdDest, WcFlags, WcOpcode, WcStatus,
+    Ah, AhAttr, Completion, FlushRange, Placement, Qp, QpAttr, QpAttrMask, QpModify, QpState, RecvWr, SendData,
+    SendFlags, SendOp, SendWr, UdDest, WcFlags, WcOpcode, WcStatus,
 };
 use serde::{Deserialize, Serialize};
 
 use super::arena::{Arena, Mismatch, background, pattern};
 use super::case::{Case, HALF, MAX_INLINE, Op, Transport};
+use super::queues::{Queues, Role, Window};
 use crate::rig::{Control, Endpoint, Peer, PeerQp, Place, QKEY, Settings, status_error};
 
 /// How long a message may take, on a busy machine.
@@ -43,10 +44,22 @@ impl Verdict {
     }
 }
 
+/// What the client reaches at the server.
+pub(super) struct Remote {
+    pub(super) peer: Peer,
+    ah: Arc<Ah>,
+    /// What XRC requests name.
+    srqn: Option<u32>,
+    /// Key of the window that was lent for the present case.
+    pub(super) window: Option<u32>,
+}
+
 /// A device, one queue pair of each service type, memory.
 pub(super) struct End {
     endpoint: Endpoint,
-    qps: Vec<Arc<Qp>>,
+    queues: Queues,
+    /// Lent for a case, of the RC queue pair.
+    window: Window,
     arena: Arena,
     psn: u32,
     /// Path MTU in bytes, once connected.
@@ -56,32 +69,39 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn open(place: &Place, control: &Control, settings: Settings) -> Result<End> {
-        let endpoint = Endpoint::open(&place.choice(), control, 3, settings)?;
-        let types = [QpType::Rc, QpType::Uc, QpType::Ud];
-        let qps = types.into_iter().map(|qp_type| endpoint.create_qp(qp_type)).collect::<Result<Vec<_>>>()?;
+    pub(super) fn open(place: &Place, control: &Control, settings: Settings, role: Role) -> Result<End> {
+        let endpoint = Endpoint::open(&place.choice(), control, Transport::ALL.len() as u32, settings)?;
+        let queues = Queues::open(&endpoint, role)?;
+        let window = Window::new(&endpoint, queues.of(Transport::Rc))?;
         let arena = Arena::new(&endpoint.pd, 2 * HALF)?;
-        Ok(End { endpoint, qps, arena, psn: std::process::id() & 0xff_ffff, mtu: 0, receive_left: None })
+        Ok(End { endpoint, queues, window, arena, psn: std::process::id() & 0xff_ffff, mtu: 0, receive_left: None })
     }
 
     pub(super) fn introduction(&self) -> Peer {
         Peer {
             addr: self.endpoint.addr(),
             mtu: self.endpoint.mtu(),
-            qps: self.qps.iter().map(|qp| PeerQp { qpn: qp.qpn(), psn: self.psn }).collect(),
+            qps: self.queues.all().iter().map(|qp| PeerQp { qpn: qp.qpn(), psn: self.psn }).collect(),
             area: self.arena.registered().area(),
         }
     }
 
-    pub(super) fn connect(&mut self, peer: &Peer, mtu: u32) -> Result<Arc<Ah>> {
-        if peer.qps.len() != self.qps.len() {
-            bail!("the peer has {} queue pairs instead of {}", peer.qps.len(), self.qps.len());
+    /// (server) Number of the shared receive queue that XRC requests name.
+    pub(super) fn srqn(&self) -> Option<u32> {
+        self.queues.srqn()
+    }
+
+    pub(super) fn connect(&mut self, peer: Peer, srqn: Option<u32>, mtu: u32) -> Result<Remote> {
+        let qps = self.queues.all();
+        if peer.qps.len() != qps.len() {
+            bail!("the peer has {} queue pairs instead of {}", peer.qps.len(), qps.len());
         }
-        for (qp, remote) in self.qps.iter().zip(&peer.qps) {
-            self.endpoint.connect(qp, self.psn, peer, *remote, mtu)?;
+        for (qp, remote) in qps.iter().zip(&peer.qps) {
+            self.endpoint.connect(qp, self.psn, &peer, *remote, mtu)?;
         }
         self.mtu = mtu;
-        Ok(self.endpoint.pd.create_ah(&self.endpoint.path_to(peer.addr))?)
+        let ah = self.endpoint.pd.create_ah(&self.endpoint.path_to(peer.addr))?;
+        Ok(Remote { peer, ah, srqn, window: None })
     }
 
     pub(super) fn describe(&self) -> String {
@@ -94,11 +114,11 @@ impl End {
     }
 
     fn qp(&self, transport: Transport) -> &Arc<Qp> {
-        &self.qps[transport as usize]
+        self.queues.of(transport)
     }
 
-    /// Server: fresh memory, a receive if the case takes one.
-    pub(super) fn prepare(&mut self, case: &Case, peer: &Peer) -> Result<()> {
+    /// Server: fresh memory, a receive if the case takes one, a window if it takes that, whose key is the result.
+    pub(super) fn prepare(&mut self, case: &Case, peer: &Peer) -> Result<Option<u32>> {
         let left = self.receive_left.take();
         let again = left == Some(*case);
         if let Some(left) = left.filter(|_| !again) {
@@ -125,9 +145,15 @@ impl End {
                 }
                 sges.extend(self.arena.sges(&pieces));
             }
-            self.qp(case.transport).post_recv(RecvWr { wr_id: RECV_ID, sges: sges.into_iter().collect() })?;
+            self.queues.post_recv(case.transport, RecvWr { wr_id: RECV_ID, sges: sges.into_iter().collect() })?;
         }
-        Ok(())
+        case.op.takes_window().then(|| self.lend(case)).transpose()
+    }
+
+    /// Binds the window to just where the message goes.
+    fn lend(&mut self, case: &Case) -> Result<u32> {
+        let (lkey, addr) = (self.arena.registered().lkey(), self.arena.address(case.whole(false)));
+        self.window.bind(&self.endpoint, lkey, addr, case.size.into())
     }
 
     /// Server: empties the receive queue. The client sends on as before: the next message of an unreliable service begins with
@@ -159,6 +185,10 @@ impl End {
         }
         if case.op == Op::Write && !case.transport.is_reliable() {
             return Ok(self.judge_silent(case));
+        }
+        match case.op {
+            Op::SendInv => self.window.was_closed(),
+            _ => self.window.close(&self.endpoint)?,
         }
         self.expect(case);
         Ok(self.arena.check().map_or_else(|mismatch| Verdict::of_memory(&mismatch), |()| Verdict::Right))
@@ -193,19 +223,21 @@ impl End {
     fn expect(&mut self, case: &Case) {
         let data = pattern(case.seed, case.size as usize);
         match case.op {
-            Op::Send | Op::SendImm if case.transport == Transport::Ud => {
+            op if op.is_send() && case.transport == Transport::Ud => {
                 // The header area belongs to the network header; which of its bytes are set depends on the IP version.
                 self.arena.accept(case.whole(false) - GRH_AREA, GRH_AREA);
                 self.arena.expect(case.whole(false), &data);
             }
-            Op::Send | Op::SendImm => {
+            Op::Send | Op::SendImm | Op::SendInv => {
                 let mut at = 0;
                 for (offset, length) in case.pieces(false) {
                     self.arena.expect(offset, &data[at..at + length]);
                     at += length;
                 }
             }
-            Op::Write | Op::WriteImm => self.arena.expect(case.whole(false), &data),
+            Op::Write | Op::WriteImm | Op::WriteWindow | Op::WriteFlush | Op::AtomicWrite => {
+                self.arena.expect(case.whole(false), &data);
+            }
             Op::Read | Op::CompareSwapMiss => {}
             Op::CompareSwap => self.arena.expect(case.whole(false), &case.operand().to_ne_bytes()),
             Op::FetchAdd => {
@@ -226,6 +258,7 @@ impl End {
         let bytes = case.size + if is_ud { GRH_AREA as u32 } else { 0 };
         let mut flags = WcFlags::empty();
         flags.set(WcFlags::WITH_IMM, case.op.has_immediate());
+        flags.set(WcFlags::WITH_INV, case.op == Op::SendInv);
         flags.set(WcFlags::GRH, is_ud);
         let mut faults = Vec::new();
         let mut compare = |what: &str, found: String, expected: String| {
@@ -242,6 +275,9 @@ impl End {
         if case.op.has_immediate() {
             compare("imm_data", completion.imm.to_string(), case.immediate().to_string());
         }
+        if case.op == Op::SendInv {
+            compare("invalidated_rkey", completion.imm.to_string(), self.window.rkey().to_string());
+        }
         if is_ud {
             compare("src_qp", completion.src_qp.to_string(), peer.qps[Transport::Ud as usize].qpn.to_string());
         }
@@ -249,11 +285,13 @@ impl End {
     }
 
     /// Client: fresh memory, the operation, its completion, its effect here. `Ok(None)`: right.
-    pub(super) fn perform(&mut self, case: &Case, peer: &Peer, ah: &Arc<Ah>) -> Result<Option<String>> {
+    pub(super) fn perform(&mut self, case: &Case, remote: &Remote) -> Result<Option<String>> {
         self.arena.reset(case.seed ^ 1);
-        let wr = self.request(case, peer, ah);
+        let wrs = self.requests(case, remote);
         let qp = self.qp(case.transport);
-        qp.post_send(wr)?;
+        for wr in wrs {
+            qp.post_send(wr)?;
+        }
         qp.ring();
         let completion = self.wait(Instant::now() + PATIENCE)?;
         let completion = completion.with_context(|| format!("no completion within {} s", PATIENCE.as_secs()))?;
@@ -261,8 +299,10 @@ impl End {
             bail!(status_error(&completion));
         }
         let opcode = match case.op {
-            Op::Send | Op::SendImm => WcOpcode::Send,
-            Op::Write | Op::WriteImm => WcOpcode::RdmaWrite,
+            Op::Send | Op::SendImm | Op::SendInv => WcOpcode::Send,
+            Op::Write | Op::WriteImm | Op::WriteWindow => WcOpcode::RdmaWrite,
+            Op::WriteFlush => WcOpcode::Flush,
+            Op::AtomicWrite => WcOpcode::AtomicWrite,
             Op::Read => WcOpcode::RdmaRead,
             Op::CompareSwap | Op::CompareSwapMiss => WcOpcode::CompSwap,
             Op::FetchAdd => WcOpcode::FetchAdd,
@@ -291,7 +331,21 @@ impl End {
         Ok(self.arena.check().err().map(|mismatch| format!("client's memory: {mismatch}")))
     }
 
-    fn request(&mut self, case: &Case, peer: &Peer, ah: &Arc<Ah>) -> SendWr {
+    /// What the client posts; the last request is signaled.
+    fn requests(&mut self, case: &Case, remote: &Remote) -> Vec<SendWr> {
+        let wr = self.request(case, remote);
+        if case.op != Op::WriteFlush {
+            return vec![wr];
+        }
+        let range = FlushRange::Bytes { raddr: remote.peer.area.addr + case.whole(false) as u64, len: case.size };
+        let op = SendOp::Flush { rkey: remote.peer.area.rkey, range, placement: Placement::GLOBAL };
+        let data = SendData::Sges(std::iter::empty().collect());
+        let flush = SendWr { op, data, flags: SendFlags::SIGNALED, ..wr.clone() };
+        vec![SendWr { flags: wr.flags - SendFlags::SIGNALED, ..wr }, flush]
+    }
+
+    fn request(&mut self, case: &Case, remote: &Remote) -> SendWr {
+        let peer = &remote.peer;
         let pieces = case.pieces(true);
         let data = pattern(case.seed, case.size as usize);
         let gathers = !(case.op == Op::Read || case.op.is_atomic());
@@ -302,18 +356,20 @@ impl End {
                 at += length;
             }
         }
-        let rkey = peer.area.rkey;
+        let rkey = remote.window.unwrap_or(peer.area.rkey);
         let (source, sink) = (peer.area.addr + case.whole(true) as u64, peer.area.addr + case.whole(false) as u64);
         let (imm, operand, old) = (case.immediate(), case.operand(), Self::original(case));
         let op = match case.op {
             Op::Send => SendOp::Send,
             Op::SendImm => SendOp::SendImm { imm },
-            Op::Write => SendOp::Write { raddr: sink, rkey },
+            Op::SendInv => SendOp::SendInv { rkey },
+            Op::Write | Op::WriteWindow | Op::WriteFlush => SendOp::Write { raddr: sink, rkey },
             Op::WriteImm => SendOp::WriteImm { raddr: sink, rkey, imm },
             Op::Read => SendOp::Read { raddr: source, rkey },
             Op::CompareSwap => SendOp::CompareSwap { raddr: sink, rkey, compare: old, swap: operand },
             Op::CompareSwapMiss => SendOp::CompareSwap { raddr: sink, rkey, compare: !old, swap: operand },
             Op::FetchAdd => SendOp::FetchAdd { raddr: sink, rkey, add: operand },
+            Op::AtomicWrite => SendOp::AtomicWrite { raddr: sink, rkey },
         };
         let mut flags = SendFlags::SIGNALED;
         let data = if case.inline {
@@ -324,11 +380,12 @@ impl End {
             SendData::Sges(self.arena.sges(&pieces).into_iter().collect())
         };
         let ud = (case.transport == Transport::Ud).then(|| UdDest {
-            path: Arc::clone(ah.path()),
+            path: Arc::clone(remote.ah.path()),
             qpn: peer.qps[Transport::Ud as usize].qpn,
             qkey: QKEY,
         });
-        SendWr { wr_id: SEND_ID, op, flags, data, ud, xrc_srqn: None }
+        let xrc_srqn = remote.srqn.filter(|_| case.transport == Transport::Xrc);
+        SendWr { wr_id: SEND_ID, op, flags, data, ud, xrc_srqn }
     }
 
     /// The next completion, if it comes in time.

@@ -3,6 +3,7 @@
 mod arena;
 mod case;
 mod end;
+mod queues;
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use self::case::{Case, Op, Transport, cases};
-use self::end::{End, SETTINGS, Verdict};
+use self::end::{End, Remote, SETTINGS, Verdict};
+use self::queues::Role;
 use crate::output::{Closed, Columns, Out, complain};
 use crate::rig::{Client, Control, Partner, Peer, Place, Reception, Settings, listen};
 
@@ -19,8 +21,8 @@ const MAX_LOSSES: u32 = 3;
 
 /// Check what RDMA does between two processes, byte by byte.
 ///
-/// Runs SEND, WRITE, READ (with immediate, inline, in pieces, of zero length) and atomics over RC, UC and UD with seeded
-/// contents, sizes around every boundary and odd addresses. After each case both ends compare every byte of their
+/// Runs SEND, WRITE, READ (with immediate, inline, in pieces, of zero length), atomics, ATOMIC WRITE, FLUSH and memory windows over RC, UC, UD
+/// and XRC, as far as each has them, with seeded contents, sizes around every boundary and odd addresses. After each case both ends compare every byte of their
 /// memory, what was to be changed and what was not, and every field of the completions.
 ///
 /// UC and UD may lose messages (FERROCE_FAULT=loss=0.01 makes them do so): a lost one is sent again, and given up after three losses;
@@ -65,7 +67,7 @@ struct Greeting {
     settings: Settings,
 }
 
-const HELLO: &str = "ferroce verify 1";
+const HELLO: &str = "ferroce verify 2";
 
 /// What the client tells the server.
 #[derive(Serialize, Deserialize)]
@@ -78,7 +80,10 @@ enum Step {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Ready;
+struct Ready {
+    /// Key of the window that the case takes.
+    window: Option<u32>,
+}
 
 /// What was found for one operation of one service type.
 #[derive(Clone, Debug, Serialize)]
@@ -161,18 +166,18 @@ fn serve(args: &VerifyArgs) -> Result<u8> {
 fn serve_client(args: &VerifyArgs, client: Client<Greeting>) -> Result<()> {
     let Client { greeting, mut control, .. } = client;
     let settings = Settings { events: greeting.settings.events, ..SETTINGS };
-    let mut end = End::open(&args.place, &control, settings)?;
-    control.send(&end.introduction())?;
+    let mut end = End::open(&args.place, &control, settings, Role::Server)?;
+    control.send(&(end.introduction(), end.srqn()))?;
     let (peer, mtu): (Peer, u32) = control.recv()?;
-    end.connect(&peer, mtu)?;
+    let peer = end.connect(peer, None, mtu)?.peer;
     let mut present = None;
     loop {
         match control.recv()? {
             Step::Prepare(case) => {
                 case.check().map_err(anyhow::Error::msg)?;
-                end.prepare(&case, &peer)?;
+                let window = end.prepare(&case, &peer)?;
                 present = Some(case);
-                control.send(&Ready)?;
+                control.send(&Ready { window })?;
             }
             Step::Judge => {
                 let case = present.as_ref().context("the client wants a verdict before any case")?;
@@ -187,15 +192,15 @@ fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
     let (mut control, _partner) = args.place.reach("verify", host)?;
     let settings = Settings { events: args.events, ..SETTINGS };
     control.send(&Greeting { hello: HELLO.into(), settings })?;
-    let peer: Peer = control.recv()?;
-    let mut end = End::open(&args.place, &control, settings)?;
+    let (peer, srqn): (Peer, Option<u32>) = control.recv()?;
+    let mut end = End::open(&args.place, &control, settings, Role::Client)?;
     let mtu = args.mtu.unwrap_or_else(|| end.introduction().mtu.min(peer.mtu));
-    let ah = end.connect(&peer, mtu)?;
+    let mut remote = end.connect(peer, srqn, mtu)?;
     control.send(&(end.introduction(), mtu))?;
     let client = end.describe();
     let mut out = Out::new();
     if !args.json {
-        out.line(format_args!("{client} -> {}; path MTU {mtu}, seed {}", peer.addr, args.seed))?;
+        out.line(format_args!("{client} -> {}; path MTU {mtu}, seed {}", remote.peer.addr, args.seed))?;
     }
 
     let mut rows = Rows::new((!args.json).then_some(&mut out))?;
@@ -207,7 +212,7 @@ fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
                 rows.show(tallies.range(..(case.transport, case.op)))?;
             }
             let tally = tallies.entry((case.transport, case.op)).or_insert_with(|| Tally::new(&case));
-            if let Some(fault) = one_case(&mut control, &mut end, &case, &peer, &ah, tally)? {
+            if let Some(fault) = one_case(&mut control, &mut end, &case, &mut remote, tally)? {
                 failures.push(format!("{case}: {fault}"));
                 // Whatever comes after a wrong case may be wrong because of it.
                 break 'all;
@@ -220,7 +225,7 @@ fn check(args: &VerifyArgs, host: Option<&str>) -> Result<u8> {
 
     let results: Vec<&Tally> = tallies.values().collect();
     if args.json {
-        let server_address = peer.addr.to_string();
+        let server_address = remote.peer.addr.to_string();
         let (seed, rounds, failures) = (args.seed, args.rounds, &failures[..]);
         out.json(&Report { client: &client, server_address, path_mtu: mtu, seed, rounds, results, failures })?;
     } else if failures.is_empty() {
@@ -237,14 +242,13 @@ fn one_case(
     control: &mut Control,
     end: &mut End,
     case: &Case,
-    peer: &Peer,
-    ah: &std::sync::Arc<ferroce::Ah>,
+    remote: &mut Remote,
     tally: &mut Tally,
 ) -> Result<Option<String>> {
     for _ in 0..MAX_LOSSES {
         control.send(&Step::Prepare(*case))?;
-        control.recv::<Ready>()?;
-        if let Some(fault) = end.perform(case, peer, ah).with_context(|| case.to_string())? {
+        remote.window = control.recv::<Ready>()?.window;
+        if let Some(fault) = end.perform(case, remote).with_context(|| case.to_string())? {
             return Ok(Some(fault));
         }
         control.send(&Step::Judge)?;

@@ -6,7 +6,9 @@ use super::{ends, wr};
 use crate::host::Drop;
 use crate::raw::{FrameFate, MAX_FRAME, MIN_FRAME};
 use crate::testing::{Pair, Setup, Who};
-use crate::verbs::{QpState, QpType, SendData, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus};
+use crate::verbs::{
+    QpEvent, QpState, QpType, RecvWr, SendData, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus,
+};
 
 const OK: WcStatus = WcStatus::Success;
 
@@ -136,6 +138,16 @@ fn no_receive_or_one_too_small_drops_the_frame_and_keeps_the_receive() {
     assert_eq!(pair.b.host.dropped(Drop::BadLength), 1);
     pair.b.qp.handle_frame(&[9; 64], 0, &mut pair.b.host);
     assert_eq!(ends(&pair.b.host.received), [(100, OK)]);
+}
+
+#[test]
+fn a_receive_into_memory_that_may_not_be_written_ends_it_and_is_told() {
+    let mut pair = Pair::new(QpType::RawPacket);
+    let bad = crate::Sge { lkey: 0xdead, ..pair.b.region.sge(0, 60) };
+    pair.b.host.receives.push_back(RecvWr { wr_id: 100, sges: [bad].into_iter().collect() });
+    pair.b.qp.handle_frame(&[9; 60], 0, &mut pair.b.host);
+    assert_eq!(ends(&pair.b.host.received), [(100, WcStatus::LocProtErr)]);
+    assert_eq!((pair.b.qp.state(), pair.b.host.events.as_slice()), (QpState::Err, &[QpEvent::WqFatal][..]));
 }
 
 #[test]

@@ -80,6 +80,16 @@ pub(super) fn setuid(world: &World<'_>) -> Result<(), Failure> {
     all_ok(&wait_all(vec![server, client], 2 * MINUTE)?)
 }
 
+/// Whole frames from host to host, for which root has the right.
+pub(super) fn frames(world: &World<'_>) -> Result<(), Failure> {
+    // In a namespace where no other user's service runs yet.
+    let wire = world.wire.place.make()?;
+    let world = World { wire: &wire, launcher: world.launcher };
+    let root = (Identity::Root, &[][..]);
+    let (server, client) = world.start_pair_as(&[], "frames", root, root)?;
+    all_ok(&wait_all(vec![server, client], 2 * MINUTE)?)
+}
+
 /// Python's multiprocessing under traffic, with Debian's pyverbs.
 pub(super) fn python(world: &World<'_>) -> Result<(), Failure> {
     let script = world.launcher.programs().join("fork.py");

@@ -5,13 +5,29 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::World;
+use super::{World, all_ok};
 use crate::failure::Failure;
+use crate::launch::Identity;
 use crate::place::Host;
 use crate::process::{Running, wait_all};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Asynchronous events, those of the port too, whose interface is changed meanwhile.
+pub(super) fn events(world: &World<'_>) -> Result<(), Failure> {
+    let wire = world.wire.place.make()?;
+    let fresh = World { wire: &wire, launcher: world.launcher };
+    let namespace = &wire.namespaces()[0];
+    let mut program = fresh.start("program", &wire.server, Identity::Ordinary, &[], "events", &[])?;
+    program.wait_printed("waiting for an address\n", MINUTE)?;
+    namespace.ip(&["addr", "add", "192.0.2.77/24", "dev", "eth0"])?;
+    program.wait_printed("waiting for the end of the interface\n", MINUTE)?;
+    namespace.ip(&["link", "set", "eth0", "down"])?;
+    program.wait_printed("waiting for the interface\n", MINUTE)?;
+    namespace.ip(&["link", "set", "eth0", "up"])?;
+    all_ok(&wait_all(vec![program], MINUTE)?)
+}
 
 /// Queue pairs, regions, and counters that grow; a stopped program is named and holds nothing up.
 pub(super) fn resources(world: &World<'_>) -> Result<(), Failure> {
