@@ -7,6 +7,8 @@ use std::path::Path;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// Why no capture can be written.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +16,9 @@ pub enum CaptureError {
     /// A device, a folder or a socket.
     #[error("it is neither a regular file nor a FIFO; name one of these, or a file that is not there yet")]
     WrongKind,
+    /// Another process captures to it. Both would write over each other's records.
+    #[error("another process captures to it; put %p into the name, which stands for the process id")]
+    Taken,
     /// A FIFO at whose other end is nobody.
     #[error("nobody reads this FIFO; start the reader first, as `tshark -i FIFO`")]
     NoReader,
@@ -27,6 +32,7 @@ impl CaptureError {
     pub fn errno(&self) -> i32 {
         match self {
             CaptureError::WrongKind => libc::EINVAL,
+            CaptureError::Taken => libc::EBUSY,
             CaptureError::NoReader => libc::ENXIO,
             CaptureError::System(error) => error.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -45,12 +51,20 @@ impl CaptureFile {
         }
         let mut options = OpenOptions::new();
         // A FIFO would wait for its reader, and later for each byte to be read.
-        options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK);
+        options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
         let file = options.open(path).map_err(|error| match error.raw_os_error() {
             Some(libc::ENXIO) => CaptureError::NoReader,
             _ => CaptureError::System(error),
         })?;
-        check_kind(file.metadata()?.file_type())?;
+        let kind = file.metadata()?.file_type();
+        check_kind(kind)?;
+        // Where a file system has no locks, nobody is told apart.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Err(CaptureError::Taken);
+        }
+        if kind.is_file() {
+            file.set_len(0)?;
+        }
         Ok(CaptureFile(file))
     }
 }

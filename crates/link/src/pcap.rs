@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use ferroce_transport::{PathAddr, Train};
@@ -30,9 +30,11 @@ const BUFFER: usize = 256 << 10;
 /// Bytes are written when the buffer of a quarter MiB is full, when nothing is left to receive, and at the end. Traffic never waits for
 /// that: frames that a FIFO and the buffer have no room for are left out. If writing fails, the capture ends there. Either is
 /// logged once, as a warning, and frames that are missing are counted ([`LinkStats::pcap_lost`]).
+///
+/// Links of one process that capture to the same file share it. Another process is refused.
 pub struct PcapLink<L> {
     link: L,
-    writer: Arc<Mutex<Writer>>,
+    tapped: Arc<Mutex<Tapped>>,
 }
 
 impl<L: Link + WireHooks> PcapLink<L> {
@@ -41,24 +43,52 @@ impl<L: Link + WireHooks> PcapLink<L> {
     /// # Errors
     /// It is something else, nobody reads it, or it cannot be made or written.
     pub fn create(link: L, path: impl AsRef<Path>) -> Result<PcapLink<L>, CaptureError> {
-        Ok(PcapLink::new(link, CaptureFile::open(path.as_ref())?)?)
+        Ok(PcapLink::with(link, shared(path.as_ref())?))
     }
 
     /// Captures to anything that takes bytes.
     ///
     /// # Errors
     /// The file header cannot be written.
-    pub fn new(mut link: L, out: impl Write + Send + 'static) -> io::Result<PcapLink<L>> {
-        let writer = Arc::new(Mutex::new(Writer::new(Box::new(out))?));
-        let tap = Arc::clone(&writer);
+    pub fn new(link: L, out: impl Write + Send + 'static) -> io::Result<PcapLink<L>> {
+        Ok(PcapLink::with(link, Arc::new(Mutex::new(Writer::new(Box::new(out))?))))
+    }
+
+    fn with(mut link: L, writer: Arc<Mutex<Writer>>) -> PcapLink<L> {
+        let tapped = Arc::new(Mutex::new(Tapped { writer, lost: 0, next: None }));
+        let tap = Arc::clone(&tapped);
         link.set_tap(Box::new(move |frame| lock(&tap).frame(frame)));
-        Ok(PcapLink { link, writer })
+        PcapLink { link, tapped }
     }
 }
 
+/// A capture file that the process has open.
+struct Open {
+    /// A forked child has its parent's list, and none of its files.
+    pid: u32,
+    path: PathBuf,
+    writer: Weak<Mutex<Writer>>,
+}
+
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+
+/// What writes to this file, opened for the first link.
+fn shared(path: &Path) -> Result<Arc<Mutex<Writer>>, CaptureError> {
+    let pid = std::process::id();
+    let mut open = lock(&OPEN);
+    open.retain(|open| open.pid == pid && open.writer.strong_count() > 0);
+    let known = open.iter().find(|open| open.path == path).and_then(|open| open.writer.upgrade());
+    if let Some(writer) = known {
+        return Ok(writer);
+    }
+    let writer = Arc::new(Mutex::new(Writer::new(Box::new(CaptureFile::open(path)?))?));
+    open.push(Open { pid, path: path.to_owned(), writer: Arc::downgrade(&writer) });
+    Ok(writer)
+}
+
 /// A panic while writing leaves at worst half a record.
-fn lock(writer: &Mutex<Writer>) -> std::sync::MutexGuard<'_, Writer> {
-    writer.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<L: Link> Link for PcapLink<L> {
@@ -73,7 +103,7 @@ impl<L: Link> Link for PcapLink<L> {
     fn recv(&mut self, budget: usize, sink: &mut dyn FnMut(&NetHeader, &Headers, &[u8])) -> usize {
         let read = self.link.recv(budget, sink);
         if read == 0 {
-            lock(&self.writer).flush();
+            lock(&self.tapped).flush();
         }
         read
     }
@@ -84,7 +114,7 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn stats(&self) -> LinkStats {
         let mut stats = self.link.stats();
-        stats.pcap_lost += lock(&self.writer).lost;
+        stats.pcap_lost += lock(&self.tapped).lost;
         stats
     }
 
@@ -96,7 +126,7 @@ impl<L: Link> Link for PcapLink<L> {
 impl<L: WireHooks> WireHooks for PcapLink<L> {
     /// `tap` sees the packets beside the capture.
     fn set_tap(&mut self, tap: Tap) {
-        lock(&self.writer).next = Some(tap);
+        lock(&self.tapped).next = Some(tap);
     }
 
     fn set_corrupt(&mut self, corrupt: Corrupt) {
@@ -106,6 +136,27 @@ impl<L: WireHooks> WireHooks for PcapLink<L> {
 
 impl<L> Drop for PcapLink<L> {
     fn drop(&mut self) {
+        lock(&self.tapped).flush();
+    }
+}
+
+/// Where a link's frames go.
+struct Tapped {
+    writer: Arc<Mutex<Writer>>,
+    /// Frames of the link that are missing.
+    lost: u64,
+    next: Option<Tap>,
+}
+
+impl Tapped {
+    fn frame(&mut self, frame: &Frame<'_>) {
+        self.lost += u64::from(!lock(&self.writer).frame(frame));
+        if let Some(next) = &mut self.next {
+            next(frame);
+        }
+    }
+
+    fn flush(&mut self) {
         lock(&self.writer).flush();
     }
 }
@@ -114,9 +165,8 @@ struct Writer {
     /// `None` after a failure.
     out: Option<BufWriter<Box<dyn Write + Send>>>,
     record: Vec<u8>,
-    /// Frames that are missing.
-    lost: u64,
-    next: Option<Tap>,
+    /// It was told that frames are missing.
+    told: bool,
 }
 
 impl Writer {
@@ -132,20 +182,23 @@ impl Writer {
         }
         // Who reads a FIFO waits for it; and a disk that is full is told at once.
         out.flush()?;
-        Ok(Writer { out: Some(out), record: Vec::new(), lost: 0, next: None })
+        Ok(Writer { out: Some(out), record: Vec::new(), told: false })
     }
 
-    fn frame(&mut self, frame: &Frame<'_>) {
+    /// False: the frame will be missing.
+    fn frame(&mut self, frame: &Frame<'_>) -> bool {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         self.record.clear();
         put_record(&mut self.record, time, frame);
         // A record is shorter than the buffer, which takes it whole or not at all.
-        if !self.write(|out, record| out.write_all(record)) {
-            self.lose();
+        let is_there = self.write(|out, record| out.write_all(record));
+        if !is_there && self.out.is_some() && !self.told {
+            self.told = true;
+            log::warn!(
+                "the packet capture lacks frames, which pcap_lost counts: its reader is too slow; write it to a file"
+            );
         }
-        if let Some(next) = &mut self.next {
-            next(frame);
-        }
+        is_there
     }
 
     fn flush(&mut self) {
@@ -165,15 +218,6 @@ impl Writer {
                 false
             }
         }
-    }
-
-    fn lose(&mut self) {
-        if self.lost == 0 && self.out.is_some() {
-            log::warn!(
-                "the packet capture lacks frames, which pcap_lost counts: its reader is too slow; write it to a file"
-            );
-        }
-        self.lost += 1;
     }
 }
 

@@ -199,6 +199,28 @@ fn send_full_trains(tx: &mut impl Link, path: &ferroce_transport::PathAddr, trai
     }
 }
 
+/// Each wrote from the start of the file, over the records of the other.
+#[test]
+fn links_of_a_process_share_a_file_and_other_processes_are_refused() {
+    let path = std::env::temp_dir().join(format!("ferroce-shared-{}.pcap", std::process::id()));
+    let (first, second) = (Pair::new(V4), Pair::new(V4));
+    let mut one = PcapLink::create(first.tx, &path).unwrap();
+    let mut two = PcapLink::create(second.tx, &path).unwrap();
+    send_full_trains(&mut one, &first.path, 2);
+    send_full_trains(&mut two, &second.path, 1);
+    drop((one, two));
+    let captured = std::fs::read(&path).unwrap();
+    assert_eq!(records(&captured).into_iter().map(checked).count(), 3 * 15);
+
+    // As another process has it.
+    let other = File::options().write(true).open(&path).unwrap();
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let refused = PcapLink::create(Pair::new(V4).tx, &path).err().expect("it is taken");
+    assert!(matches!(refused, CaptureError::Taken) && refused.to_string().contains("%p"), "{refused}");
+    assert_eq!(std::fs::read(&path).unwrap(), captured, "and left as it is");
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// Opening it waited for a reader for ever.
 #[test]
 fn a_fifo_that_nobody_reads_is_refused() {

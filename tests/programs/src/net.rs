@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::failure::Failure;
@@ -137,7 +138,7 @@ pub fn remove_leftovers() {
     let Ok(entries) = fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if owner(&name, pid_namespace()).is_some_and(|pid| test_kill_process(pid).is_err()) {
+        if owner(&name, pid_namespace()).is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH)) {
             drop(Namespace { name });
         }
     }
