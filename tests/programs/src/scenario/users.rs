@@ -94,8 +94,10 @@ impl<'a> Services<'a> {
     /// perftest, whose ends connect by RDMA-CM.
     fn perftest(&self, program: &str, server: Identity, client: Identity) -> Result<(), Failure> {
         let wire = self.world.wire;
-        let mut args =
-            vec!["-R".to_owned(), "-n".to_owned(), "500".to_owned(), "-p".to_owned(), next_port().to_string()];
+        // The server tells the client to connect before it listens. A client that fills a large buffer first does not come early; one
+        // that does is rejected, and dies of it.
+        let port = next_port().to_string();
+        let mut args: Vec<String> = ["-R", "-n", "5", "-s", "4194304", "-p", &port].map(str::to_owned).into();
         let mut serving = self.program("server", &wire.server, server, program, &args)?;
         self.wait(&mut serving, &wire.server, server, |program, status| {
             program.wait_connectable(status, UNTIL_LISTENING)
