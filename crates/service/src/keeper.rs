@@ -39,7 +39,8 @@ const SILENT_MAX: u32 = 6;
 /// The same for one that wants to run and does not get a core, or is busy, and for one that has said nothing yet.
 const SILENT_BUSY_MAX: u32 = 30;
 
-/// So long the end of a killed service is waited for. It runs no more, but may have to wait for a file system to close its files.
+/// So long a service that has left its keeper has to end by itself, and so long the end of a killed one is waited for. That one runs no
+/// more, but may have to wait for a file system to close its files.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Listens at the name, runs services one after the other, and returns when one ended in order.
@@ -65,8 +66,8 @@ pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), S
     let failed = |what| ServiceError::new(libc::EPROTO, what);
     let (pid, parent) = parent_at(socket.as_fd());
     let ended = attend(socket, &mut held, pid).map_err(failed)?;
-    if ended == Ended::Hung {
-        parent.iter().for_each(end);
+    if ended != Ended::InOrder {
+        parent.iter().for_each(|parent| end_parent(parent, ended));
     }
     match ended {
         Ended::InOrder => Ok(()),
@@ -99,16 +100,12 @@ fn keep(
             log::error!("{what}");
             Ended::Hung
         });
-        match ended {
-            Ended::Hung => {
-                let _ = child.kill();
-            }
+        if ended == Ended::InOrder {
             // Nobody is to wait for an answer at a name where nobody listens.
-            Ended::InOrder => drop(held.remove(&Key::Listener)),
-            Ended::Crashed => {}
+            drop(held.remove(&Key::Listener));
         }
         drop(socket);
-        let status = wait_for(&mut child)?;
+        let status = end(&mut child, ended)?;
         if ended == Ended::InOrder || status.is_some_and(|status| status.success()) {
             return Ok(());
         }
@@ -131,11 +128,32 @@ pub(crate) fn parent_at(socket: BorrowedFd<'_>) -> (u32, Option<OwnedFd>) {
     (pid, parent)
 }
 
-/// Kills a service, and waits for its end.
-fn end(pidfd: &OwnedFd) {
-    let _ = pidfd_send_signal(pidfd, Signal::KILL);
-    let timeout = Timespec::try_from(END_WITHIN).ok();
-    let _ = rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref());
+/// Sees to it that a service runs no more: two of them would take what is kept from each other. (One that ended in order takes its time
+/// and is not followed by another.) None: it has not ended yet.
+fn end(child: &mut Child, ended: Ended) -> Result<Option<ExitStatus>, ServiceError> {
+    if ended != Ended::Hung {
+        let status = wait_for(child)?;
+        if status.is_some() || ended == Ended::InOrder {
+            return Ok(status);
+        }
+        log::error!("the service (pid {}) has left its keeper and goes on; killing it", child.id());
+    }
+    // It fails for one that has ended.
+    let _ = child.kill();
+    wait_for(child)
+}
+
+/// The same for a service that is not this process's child.
+fn end_parent(pidfd: &OwnedFd, ended: Ended) {
+    if ended == Ended::Hung || !has_ended_within(pidfd, END_WITHIN) {
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        has_ended_within(pidfd, END_WITHIN);
+    }
+}
+
+fn has_ended_within(pidfd: &OwnedFd, time: Duration) -> bool {
+    let timeout = Timespec::try_from(time).ok();
+    rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref()) == Ok(1)
 }
 
 /// How a service has ended; None: not within [`END_WITHIN`].
