@@ -176,6 +176,8 @@ pub struct Fault {
     pub cm_loss_permille: u16,
     /// The service does as on Linux before 6.5, where sockets cannot refuse descriptors and do not tell who is at their other end.
     pub old_kernel: bool,
+    /// The first worker panics as a program greets it that is at least the so-manieth one.
+    pub panic_at_program: Option<u64>,
 }
 
 /// The tables `[limits.process]` and `[limits.user]`.
