@@ -426,6 +426,7 @@ impl Line {
         if trust.includes(own, service.uid) {
             return Ok(());
         }
+        let pid = standing::pid_of(&self.socket).unwrap_or(service.pid);
         Err(ServiceError::new(
             libc::EACCES,
             format!(
@@ -433,7 +434,7 @@ impl Line {
                  which does not trust it. Write `trust = [{}]` in ferroce.toml if it may (that user then reads what is sent to \
                  this program), run the program as that user, end that user's programs (the service then ends by itself), \
                  or use a network namespace of your own (`unshare -rn`, then `ip link set lo up`)",
-                service.pid, service.uid, service.uid
+                pid, service.uid, service.uid
             ),
         ))
     }

@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use ferroce_service::client::{Client, StartOptions};
+use ferroce_service::protocol::Status;
 use ferroce_testkit::SharedFolder;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
@@ -16,7 +17,7 @@ use rustix::net::{
 };
 use rustix::process::Signal;
 
-use super::{Helper, Scene, Traffic, connections_outlive, kill, lanes, say, signal, wait_for_end_of_input};
+use super::{Helper, Scene, Traffic, connections_outlive, kill, lanes, say, signal, wait_for, wait_for_end_of_input};
 
 /// It shut the connections down as it unwound, in the keeper's copies too, and the listener for good.
 pub(super) fn connections_outlive_a_panic_of_the_service(scene: &Scene) {
@@ -96,7 +97,6 @@ pub(super) fn a_service_that_is_stopped_is_replaced(scene: &Scene) {
     let client = scene.connect_or_start();
     let mut all: Vec<Traffic> = (0..2).map(|_| Traffic::new(client.lease_lane().unwrap())).collect();
     let from = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let first = client.status().unwrap();
     for round in 1..=2 {
         let before = client.status().unwrap();
         signal(before.pid, Signal::STOP);
@@ -107,8 +107,7 @@ pub(super) fn a_service_that_is_stopped_is_replaced(scene: &Scene) {
         all.iter_mut().for_each(|traffic| traffic.send(&from, port));
         all.iter_mut().for_each(Traffic::check);
         if round == 1 {
-            kill(first.keeper);
-            super::wait_for(&client, "another keeper", |status| ![0, first.keeper].contains(&status.keeper));
+            replace_keeper(&client);
         }
     }
 }
@@ -116,15 +115,28 @@ pub(super) fn a_service_that_is_stopped_is_replaced(scene: &Scene) {
 /// It said that the address is in use.
 pub(super) fn a_second_service_by_hand_is_told_of_the_first(scene: &Scene) {
     let client = scene.connect_or_start();
-    let status = client.status().unwrap();
-    let mut second = Command::new(&scene.options.candidates[0]);
-    second.args(["--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
-    let output = second.output().unwrap();
-    assert!(!output.status.success());
-    let told = String::from_utf8_lossy(&output.stderr);
-    for part in [format!("uid {}", status.uid), format!("(pid {})", status.keeper), "ferroce status".into()] {
-        assert!(told.contains(&part), "{told}");
+    let first = client.status().unwrap();
+    let told = || {
+        let mut second = Command::new(&scene.options.candidates[0]);
+        second.args(["--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
+        let output = second.output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let before = told();
+    for part in [format!("uid {}", first.uid), format!("(pid {})", first.keeper), "ferroce status".into()] {
+        assert!(before.contains(&part), "{before}");
     }
+    let next = replace_keeper(&client);
+    let after = told();
+    assert!([next.pid, next.keeper].iter().any(|pid| after.contains(&format!("(pid {pid})"))), "{after}");
+}
+
+/// Kills the keeper; gives the status with the next one.
+fn replace_keeper(client: &Client) -> Status {
+    let before = client.status().unwrap();
+    kill(before.keeper);
+    wait_for(client, "another keeper", |status| ![0, before.keeper].contains(&status.keeper))
 }
 
 /// Says what the library logs while it waits for a service that answers late.
@@ -146,9 +158,9 @@ pub(super) fn role_wait(options: &StartOptions) {
     say(Client::connect(options).map_or_else(|error| error.to_string(), |_| "connected".into()));
 }
 
-/// It took half a minute without a word.
+/// It took half a minute without a word. The first keeper, which listened at the name, is dead.
 pub(super) fn who_waits_for_a_silent_service_says_so(scene: &Scene) {
-    let service = scene.connect_or_start().status().unwrap().pid;
+    let service = replace_keeper(&scene.connect_or_start()).pid;
     signal(service, Signal::STOP);
     let mut helper = scene.helper("wait");
     let told = helper.line();
