@@ -47,11 +47,11 @@ pub(super) fn role_leave(options: &StartOptions) {
     const DONE: u8 = 5;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    let mut keeper = Command::new(&options.candidates[0]);
-    keeper.args(["--keeper", "--name", &options.name, "--port", &options.port.to_string()]);
-    keeper.stdin(Stdio::from(theirs)).stdout(Stdio::null());
-    let _lives_on = keeper.spawn().unwrap();
-    drop(keeper);
+    let mut command = Command::new(&options.candidates[0]);
+    command.args(["--keeper", "--name", &options.name, "--port", &options.port.to_string()]);
+    command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
+    let mut keeper = command.spawn().unwrap();
+    drop(command);
     let memory = || memfd_create("state", MemfdFlags::CLOEXEC).unwrap();
     for (kind, descriptor) in KINDS.into_iter().zip([listener(&options.name), memory(), memory()]) {
         put(&ours, &[PUT, 0, 0, 0, 0, 0, 0, 0, kind], &descriptor);
@@ -62,6 +62,7 @@ pub(super) fn role_leave(options: &StartOptions) {
     drop(ours);
     say("left");
     wait_for_end_of_input();
+    keeper.kill().and_then(|()| keeper.wait()).unwrap();
 }
 
 fn listener(name: &str) -> OwnedFd {
