@@ -1,13 +1,11 @@
 //! `FERROCE_COUNTERS=FILE`: a process leaves its counters behind, as lines of process id, name and value. `%p` in the name stands for
 //! the process id.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::fs::File;
+use std::io::Write;
 use std::sync::Once;
 
-use ferroce_service::environment;
+use ferroce_service::{environment, regular_file};
 
 use crate::error::{Error, Result};
 
@@ -43,25 +41,10 @@ fn append(mut file: File, counters: &[(&str, u64)]) -> Result<()> {
 /// None: nobody asks for counters.
 fn open() -> Result<Option<File>> {
     let Some(path) = environment::file_to_write(VARIABLE)? else { return Ok(None) };
-    open_regular(&path).map(Some).map_err(|error| {
+    regular_file::append(&path).map(Some).map_err(|error| {
         let what = format!("cannot write the counters to {}, as {VARIABLE} asks: {error}", path.display());
         Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), what)
     })
-}
-
-/// Opens a regular file to append to. A FIFO would make a program wait for a reader, a device for whatever it likes.
-fn open_regular(path: &Path) -> io::Result<File> {
-    let regular = |is: bool| {
-        let what = "it is no regular file; name one, or one that is not there yet";
-        if is { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, what)) }
-    };
-    // Before it is opened, because that alone can do something; and after, because the first may be outdated.
-    if let Ok(found) = std::fs::metadata(path) {
-        regular(found.is_file())?;
-    }
-    let file = OpenOptions::new().append(true).create(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    regular(file.metadata()?.is_file())?;
-    Ok(file)
 }
 
 #[cfg(test)]
@@ -72,7 +55,7 @@ mod tests {
     fn lines_are_appended_to_a_regular_file() {
         let path = std::env::temp_dir().join(format!("ferroce-counters-{}", std::process::id()));
         for value in [1, 2] {
-            append(open_regular(&path).unwrap(), &[("a", value), ("b", 0)]).unwrap();
+            append(regular_file::append(&path).unwrap(), &[("a", value), ("b", 0)]).unwrap();
         }
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -80,19 +63,9 @@ mod tests {
         assert_eq!(text, format!("{pid}\ta\t1\n{pid}\tb\t0\n{pid}\ta\t2\n{pid}\tb\t0\n"));
     }
 
-    /// The one made every program wait for a reader, the other lost all without a word.
-    #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
-        for path in ["/dev/full", "/dev/null", "/"] {
-            let error = open_regular(Path::new(path)).unwrap_err().to_string();
-            assert!(error.contains("no regular file"), "{path}: {error}");
-        }
-        assert_eq!(open_regular(Path::new("/nowhere/counters")).unwrap_err().raw_os_error(), Some(libc::ENOENT));
-    }
-
     #[test]
     fn a_full_disk_is_told_with_the_remedy() {
-        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
         let error = append(full, &[("a", 1)]).unwrap_err();
         assert_eq!(error.errno(), libc::ENOSPC);
         let text = error.to_string();

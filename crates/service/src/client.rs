@@ -249,11 +249,10 @@ impl Connection {
     fn request_within(&self, patience: Duration, request: Request) -> Result<(Reply, Vec<OwnedFd>), ServiceError> {
         self.check_process()?;
         let mut line = self.line.try_lock_for(patience).ok_or_else(|| ended(Errno::AGAIN, patience))?;
-        let usual = line.patience;
-        line.set_patience(patience)?;
+        let usual = std::mem::replace(&mut line.patience, patience);
         let outcome = self.request_on(&mut line, request);
         // Another line has come if the service has died.
-        line.set_patience(usual)?;
+        line.patience = usual;
         outcome
     }
 
@@ -304,7 +303,42 @@ struct Line {
     socket: OwnedFd,
     /// Of the last request.
     last_id: u64,
+    /// So long each request and its reply may take together.
     patience: Duration,
+}
+
+/// How long a reply is waited for.
+struct Wait {
+    deadline: Instant,
+    /// When it is told what is waited for; None: not, or it was.
+    word_at: Option<Instant>,
+    /// Looks at what has come after the deadline.
+    overdue: u32,
+}
+
+impl Wait {
+    /// Who waits less need not say so.
+    const SILENT: Duration = Duration::from_secs(3);
+    /// What is there already counts, as after this process was stopped for long.
+    const OVERDUE_MAX: u32 = 64;
+
+    fn of(patience: Duration) -> Wait {
+        let now = Instant::now();
+        Wait { deadline: now + patience, word_at: (patience > Wait::SILENT).then(|| now + Wait::SILENT), overdue: 0 }
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
+    /// How long to wait now; None: it is enough.
+    fn step(&mut self) -> Option<Duration> {
+        if self.is_over() {
+            self.overdue += 1;
+        }
+        let until = self.word_at.map_or(self.deadline, |at| at.min(self.deadline));
+        (self.overdue <= Wait::OVERDUE_MAX).then(|| until.saturating_duration_since(Instant::now()))
+    }
 }
 
 /// What became of a request.
@@ -366,8 +400,9 @@ impl Line {
         };
         let socket = seqpacket::socket(SocketFlags::empty()).map_err(failed)?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 3).map_err(failed)?;
+        // A full backlog is waited for; nothing else that is done with the socket blocks.
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(options.patience)).map_err(failed)?;
         let mut line = Line { socket, last_id: 0, patience: options.patience };
-        line.set_patience(options.patience).map_err(Refusal::Final)?;
         let address = seqpacket::address(&options.name).map_err(failed)?;
         match rustix::io::retry_on_intr(|| rustix::net::connect(&line.socket, &address)) {
             Ok(()) => {}
@@ -382,16 +417,6 @@ impl Line {
         Ok(line)
     }
 
-    /// How long to wait for each answer.
-    fn set_patience(&mut self, patience: Duration) -> Result<(), ServiceError> {
-        let failed = |errno| ServiceError::system("cannot limit the wait for the service", errno);
-        for timeout in [Timeout::Recv, Timeout::Send] {
-            sockopt::set_socket_timeout(&self.socket, timeout, Some(patience)).map_err(failed)?;
-        }
-        self.patience = patience;
-        Ok(())
-    }
-
     /// Sockets from a stranger would give it our packets.
     fn check_service(&self) -> Result<(), ServiceError> {
         let service = sys::peer(self.socket.as_fd())
@@ -401,6 +426,7 @@ impl Line {
         if trust.includes(own, service.uid) {
             return Ok(());
         }
+        let pid = standing::pid_of(&self.socket).unwrap_or(service.pid);
         Err(ServiceError::new(
             libc::EACCES,
             format!(
@@ -408,7 +434,7 @@ impl Line {
                  which does not trust it. Write `trust = [{}]` in ferroce.toml if it may (that user then reads what is sent to \
                  this program), run the program as that user, end that user's programs (the service then ends by itself), \
                  or use a network namespace of your own (`unshare -rn`, then `ip link set lo up`)",
-                service.pid, service.uid, service.uid
+                pid, service.uid, service.uid
             ),
         ))
     }
@@ -448,15 +474,15 @@ impl Line {
     fn exchange(&mut self, request: Request, send: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         // The same request may be sent several times; the answer to any of them is the answer.
         let first = self.last_id + 1;
-        self.send(&request, send)?;
-        let deadline = Instant::now() + self.patience;
+        let mut wait = Wait::of(self.patience);
+        self.send(&request, send, &mut wait)?;
         let mut buffer = vec![0; REPLY_BYTES_MAX];
         loop {
-            self.wait_with_a_word();
-            let received = match seqpacket::recv(&self.socket, &mut buffer, RecvFlags::empty()) {
+            self.wait(PollFlags::IN, &mut wait)?;
+            let received = match seqpacket::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok(received) if received.len == 0 => return Err(self.lost(Errno::CONNRESET)),
                 Ok(received) => received,
-                Err(Errno::INTR) if Instant::now() < deadline => continue,
+                Err(Errno::AGAIN | Errno::INTR) => continue,
                 Err(errno) => return Err(self.lost(errno)),
             };
             let reply = protocol::decode::<Reply>(&buffer[..received.len]).map_err(|error| {
@@ -468,7 +494,7 @@ impl Line {
                 Reply::Error { errno, what } if (first..=self.last_id).contains(&reply.id) || reply.id == 0 => {
                     return Err(Failure::Refused(ServiceError::new(errno, what)));
                 }
-                Reply::Restarted if Instant::now() < deadline => self.send(&request, send)?,
+                Reply::Restarted if !wait.is_over() => self.send(&request, send, &mut wait)?,
                 body if (first..=self.last_id).contains(&reply.id) => return Ok((body, received.descriptors)),
                 // To a request that was given up or answered already; its lane, if any, goes back with its descriptors.
                 _ => {}
@@ -476,30 +502,42 @@ impl Line {
         }
     }
 
-    /// Waits for the first seconds of a reply, and says what it waits for if that is not all.
-    fn wait_with_a_word(&self) {
-        const SILENT: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
-        if self.patience <= Duration::from_secs(SILENT.tv_sec as u64) {
-            return;
+    /// Waits until the socket can be read or written, or has failed. If that takes long, says once what it waits for.
+    fn wait(&self, events: PollFlags, wait: &mut Wait) -> Result<(), Failure> {
+        while let Some(time) = wait.step() {
+            let timeout = Timespec::try_from(time).unwrap_or_default();
+            match rustix::event::poll(&mut [PollFd::new(&self.socket, events)], Some(&timeout)) {
+                Ok(0) if wait.is_over() => break,
+                Ok(0) => self.say_a_word(wait),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.lost(errno)),
+            }
         }
-        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-        if rustix::event::poll(&mut polled, Some(&SILENT)) == Ok(0) {
+        Err(self.lost(Errno::AGAIN))
+    }
+
+    fn say_a_word(&self, wait: &mut Wait) {
+        if wait.word_at.take_if(|at| *at <= Instant::now()).is_some() {
             let silence = standing::silence_of(&self.socket);
             log::warn!("waiting up to {:?} for the Ferroce service, which does not answer: {silence}", self.patience);
         }
     }
 
     /// Sends a request under the next id.
-    fn send(&mut self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    fn send(&mut self, request: &Request, descriptors: &[BorrowedFd<'_>], wait: &mut Wait) -> Result<(), Failure> {
         self.last_id += 1;
         let message = protocol::encode(self.last_id, request);
-        let send = |descriptors| seqpacket::send(&self.socket, &[&message], descriptors, SendFlags::empty());
-        let sent = match send(descriptors) {
-            // The service takes none at this stage, as it has what it needs.
-            Err(Errno::PERM) if !descriptors.is_empty() => send(&[]),
-            sent => sent,
-        };
-        sent.map_err(|errno| self.lost(errno))
+        let mut descriptors = descriptors;
+        loop {
+            match seqpacket::send(&self.socket, &[&message], descriptors, SendFlags::DONTWAIT) {
+                Ok(()) => return Ok(()),
+                // The service takes none at this stage, as it has what it needs.
+                Err(Errno::PERM) if !descriptors.is_empty() => descriptors = &[],
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, wait)?,
+                Err(errno) => return Err(self.lost(errno)),
+            }
+        }
     }
 
     fn lost(&self, errno: Errno) -> Failure {
@@ -786,5 +824,50 @@ impl LaneLease {
             Err(error) if error.errno() == libc::EINVAL => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each one gave the service all its time again.
+    #[test]
+    fn late_replies_do_not_start_the_time_anew() {
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        let mut line = Line { socket: ours, last_id: 0, patience: Duration::from_millis(200) };
+        let service = std::thread::spawn(move || {
+            let late = protocol::encode(99, Reply::Joined);
+            // It ends with the line, or with a test that fails.
+            let give_up = Instant::now() + Duration::from_secs(60);
+            let send = || seqpacket::send(&theirs, &[&late], &[], SendFlags::DONTWAIT);
+            while Instant::now() < give_up && !matches!(send(), Err(Errno::PIPE | Errno::CONNRESET)) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let Err(Failure::Refused(error)) = line.exchange(Request::LeaseLane, &[]) else { panic!("it was answered") };
+        assert_eq!(error.errno(), libc::ETIMEDOUT);
+        drop(line);
+        service.join().unwrap();
+    }
+
+    /// As after this process was stopped.
+    #[test]
+    fn what_came_in_time_counts_although_it_is_late() {
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        let mut line = Line { socket: ours, last_id: 0, patience: Duration::ZERO };
+        for id in [99, 1] {
+            seqpacket::send(&theirs, &[&protocol::encode(id, Reply::Joined)], &[], SendFlags::empty()).unwrap();
+        }
+        assert!(matches!(line.exchange(Request::LeaseLane, &[]), Ok((Reply::Joined, _))));
+    }
+
+    #[test]
+    fn a_full_socket_is_not_waited_for_longer() {
+        let (ours, _theirs) = seqpacket::pair().unwrap();
+        while seqpacket::send(&ours, &[&[0; 1024]], &[], SendFlags::DONTWAIT).is_ok() {}
+        let mut line = Line { socket: ours, last_id: 0, patience: Duration::from_millis(50) };
+        let Err(Failure::Refused(error)) = line.exchange(Request::LeaseLane, &[]) else { panic!("it was sent") };
+        assert_eq!(error.errno(), libc::ETIMEDOUT);
     }
 }

@@ -5,16 +5,13 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::server::{CLIENTS_MAX, LANES_PER_CLIENT_MAX};
-use crate::{LANE_MAX, ServiceError, environment};
+use crate::{LANE_MAX, ServiceError, environment, regular_file};
 
 /// Names the only configuration file.
 pub const CONFIG_VARIABLE: &str = "FERROCE_CONFIG";
@@ -176,6 +173,8 @@ pub struct Fault {
     pub cm_loss_permille: u16,
     /// The service does as on Linux before 6.5, where sockets cannot refuse descriptors and do not tell who is at their other end.
     pub old_kernel: bool,
+    /// The first worker panics as a program greets it that is at least the so-manieth one.
+    pub panic_at_program: Option<u64>,
 }
 
 /// The tables `[limits.process]` and `[limits.user]`.
@@ -334,31 +333,13 @@ fn read(path: &Path, must_exist: bool) -> Result<Option<String>, ServiceError> {
         );
         ServiceError::new(errno, what)
     };
-    match read_bounded(path) {
+    match regular_file::read(path, FILE_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(None),
         // HOME is another user's, as after `su`.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && is_users(path, must_exist) => Ok(None),
         Err(error) => Err(failed(error)),
     }
-}
-
-/// Reads a regular file of bounded length. A device may have no end, and a FIFO waits for somebody to write.
-fn read_bounded(path: &Path) -> io::Result<String> {
-    let refused = |kind, what: &str| io::Error::new(kind, what.to_owned());
-    let regular = |is: bool| {
-        if is { Ok(()) } else { Err(refused(io::ErrorKind::InvalidInput, "it is no regular file")) }
-    };
-    // Before it is opened, because that alone can do something; and after, because the first may be outdated.
-    regular(std::fs::metadata(path)?.is_file())?;
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    regular(file.metadata()?.is_file())?;
-    let mut text = String::new();
-    if file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)? as u64 > FILE_BYTES_MAX {
-        let what = format!("it has more than {FILE_BYTES_MAX} bytes");
-        return Err(refused(io::ErrorKind::FileTooLarge, &what));
-    }
-    Ok(text)
 }
 
 /// Whether a file is that of the user's home.

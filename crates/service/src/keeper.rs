@@ -7,12 +7,14 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 
 use crate::server;
@@ -32,14 +34,21 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often a service says that it lives, and how long the keeper waits at a time.
 pub(crate) const BEAT: Duration = Duration::from_secs(2);
 
-/// A service that said nothing in so many waits of [`BEAT`], one after the other, hangs. Waits that the keeper slept through (it was
-/// stopped, the machine was suspended) count as one: the service did not run either.
+/// A service that said nothing in so many waits of [`BEAT`], and at the end of each did not want to run, hangs. Waits that the keeper
+/// slept through (it was stopped, the machine was suspended) count as one: the service did not run either.
 const SILENT_MAX: u32 = 6;
 
-/// The same for one that wants to run and does not get a core, or is busy, and for one that has said nothing yet.
+/// So many waits may be silent in all: it may want to run and not get a core, or be busy, or not have begun.
 const SILENT_BUSY_MAX: u32 = 30;
 
-/// So long the end of a killed service is waited for. It runs no more, but may have to wait for a file system to close its files.
+/// So long the keeper waits for its own copy of a connection to be closed, so that the service has the last one.
+const CLOSE_WITHIN: Duration = Duration::from_millis(100);
+
+/// Connections whose closing waits, at most; copies of further ones stay.
+const CLOSING_MAX: usize = 64;
+
+/// So long a service that has left its keeper has to end by itself, and so long the end of a killed one is waited for. That one runs no
+/// more, but may have to wait for a file system to close its files.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Listens at the name, runs services one after the other, and returns when one ended in order.
@@ -65,8 +74,8 @@ pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), S
     let failed = |what| ServiceError::new(libc::EPROTO, what);
     let (pid, parent) = parent_at(socket.as_fd());
     let ended = attend(socket, &mut held, pid).map_err(failed)?;
-    if ended == Ended::Hung {
-        parent.iter().for_each(end);
+    if ended != Ended::InOrder {
+        parent.iter().for_each(|parent| end_parent(parent, ended));
     }
     match ended {
         Ended::InOrder => Ok(()),
@@ -99,16 +108,12 @@ fn keep(
             log::error!("{what}");
             Ended::Hung
         });
-        match ended {
-            Ended::Hung => {
-                let _ = child.kill();
-            }
+        if ended == Ended::InOrder {
             // Nobody is to wait for an answer at a name where nobody listens.
-            Ended::InOrder => drop(held.remove(&Key::Listener)),
-            Ended::Crashed => {}
+            held.remove(&Key::Listener).into_iter().for_each(close_aside);
         }
         drop(socket);
-        let status = wait_for(&mut child)?;
+        let status = end(&mut child, ended)?;
         if ended == Ended::InOrder || status.is_some_and(|status| status.success()) {
             return Ok(());
         }
@@ -131,11 +136,32 @@ pub(crate) fn parent_at(socket: BorrowedFd<'_>) -> (u32, Option<OwnedFd>) {
     (pid, parent)
 }
 
-/// Kills a service, and waits for its end.
-fn end(pidfd: &OwnedFd) {
-    let _ = pidfd_send_signal(pidfd, Signal::KILL);
-    let timeout = Timespec::try_from(END_WITHIN).ok();
-    let _ = rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref());
+/// Sees to it that a service runs no more: two of them would take what is kept from each other. (One that ended in order takes its time
+/// and is not followed by another.) None: it has not ended yet.
+fn end(child: &mut Child, ended: Ended) -> Result<Option<ExitStatus>, ServiceError> {
+    if ended != Ended::Hung {
+        let status = wait_for(child)?;
+        if status.is_some() || ended == Ended::InOrder {
+            return Ok(status);
+        }
+        log::error!("the service (pid {}) has left its keeper and goes on; killing it", child.id());
+    }
+    // It fails for one that has ended.
+    let _ = child.kill();
+    wait_for(child)
+}
+
+/// The same for a service that is not this process's child.
+fn end_parent(pidfd: &OwnedFd, ended: Ended) {
+    if ended == Ended::Hung || !has_ended_within(pidfd, END_WITHIN) {
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        has_ended_within(pidfd, END_WITHIN);
+    }
+}
+
+fn has_ended_within(pidfd: &OwnedFd, time: Duration) -> bool {
+    let timeout = Timespec::try_from(time).ok();
+    rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref()) == Ok(1)
 }
 
 /// How a service has ended; None: not within [`END_WITHIN`].
@@ -214,24 +240,25 @@ enum Ended {
 struct Silence {
     pid: u32,
     waits: u32,
+    /// The last ones of these, at the end of which it did not want to run.
+    idle: u32,
     /// It has said something before.
     has_begun: bool,
 }
 
 impl Silence {
     fn of(pid: u32) -> Silence {
-        Silence { pid, waits: 0, has_begun: false }
+        Silence { pid, waits: 0, idle: 0, has_begun: false }
     }
 
     fn break_it(&mut self) {
-        (self.waits, self.has_begun) = (0, true);
+        (self.waits, self.idle, self.has_begun) = (0, 0, true);
     }
 
     /// One more wait was over. True: the service hangs.
     fn is_too_long(&mut self) -> bool {
-        self.waits += 1;
         let state = Process::of(self.pid).map(|process| process.state);
-        let is_too_long = silent_max(state, self.has_begun).is_some_and(|most| self.waits >= most);
+        let is_too_long = self.goes_on_in(state);
         if is_too_long {
             let state = state.map_or_else(|| "unknown".into(), |state| state.to_string());
             let silent = BEAT * self.waits;
@@ -239,16 +266,16 @@ impl Silence {
         }
         is_too_long
     }
-}
 
-/// How many waits a service in this state (of proc(5)) may be silent; None: as long as it likes.
-fn silent_max(state: Option<char>, has_begun: bool) -> Option<u32> {
-    match state {
-        // Somebody looks at it with a debugger.
-        Some('t') => None,
-        Some('R') | None => Some(SILENT_BUSY_MAX),
-        _ if !has_begun => Some(SILENT_BUSY_MAX),
-        _ => Some(SILENT_MAX),
+    /// The same of a wait at whose end the service was in this state (of proc(5); None: unknown).
+    fn goes_on_in(&mut self, state: Option<char>) -> bool {
+        match state {
+            // Somebody looks at it with a debugger: as long as he likes, and then it has all its time.
+            Some('t') => (self.waits, self.idle) = (0, 0),
+            Some('R') | None => (self.waits, self.idle) = (self.waits + 1, 0),
+            Some(_) => (self.waits, self.idle) = (self.waits + 1, self.idle + 1),
+        }
+        self.waits >= SILENT_BUSY_MAX || (self.has_begun && self.idle >= SILENT_MAX)
     }
 }
 
@@ -291,11 +318,13 @@ fn attend(socket: &OwnedFd, held: &mut Held, pid: u32) -> Result<Ended, String> 
             Err(Errno::AGAIN) if silence.is_too_long() => return Ok(Ended::Hung),
             Err(Errno::AGAIN) => continue,
             Ok(Message { operation: Operation::Put, key, descriptor: Some(descriptor) }) => {
-                held.insert(key, descriptor);
+                held.insert(key, descriptor).into_iter().for_each(close_aside);
                 (Operation::Done, key)
             }
             Ok(Message { operation: Operation::Remove, key, .. }) => {
-                let known = held.remove(&key).is_some();
+                let removed = held.remove(&key);
+                let known = removed.is_some();
+                removed.into_iter().for_each(|descriptor| close(key, descriptor));
                 (if known { Operation::Done } else { Operation::Failed }, key)
             }
             Ok(Message { operation: Operation::Leave, key, .. }) => {
@@ -319,17 +348,124 @@ fn attend(socket: &OwnedFd, held: &mut Held, pid: u32) -> Result<Ended, String> 
     }
 }
 
+/// Closes what the service has no use for any more.
+fn close(key: Key, descriptor: OwnedFd) {
+    if let Key::Client(_) | Key::Relay(_) = key {
+        // As the service itself does it: nothing is added to what is in it.
+        let _not_connected = rustix::net::shutdown(&descriptor, Shutdown::Both);
+        if sys::unread_descriptors(descriptor.as_fd()) != Some(0) {
+            return close_aside(descriptor);
+        }
+    }
+    // Closing this does not wait: nothing of others is in it, or the service has made it.
+    drop(descriptor);
+}
+
+/// Closes what may have messages of others in it. The service has another copy, unless it has just died; then what is in the messages is
+/// closed here, which can last as long as its sender likes.
+fn close_aside(descriptor: OwnedFd) {
+    // Where it cannot be closed it stays open. Its other end has been told.
+    let descriptor = ManuallyDrop::new(descriptor);
+    let Some(place) = Closing::place() else { return };
+    let (closed, wait) = mpsc::channel();
+    let close = move || {
+        drop(ManuallyDrop::into_inner(descriptor));
+        drop(place);
+        let _nobody_waits = closed.send(());
+    };
+    match std::thread::Builder::new().name("ferroced-close".into()).spawn(close) {
+        Ok(_) => drop(wait.recv_timeout(CLOSE_WITHIN)),
+        Err(error) => log::warn!("no thread to close a connection: {error}"),
+    }
+}
+
+/// One of [`CLOSING_MAX`].
+struct Closing;
+
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+impl Closing {
+    fn place() -> Option<Closing> {
+        let place = Closing;
+        if CLOSING.fetch_add(1, Ordering::Relaxed) < CLOSING_MAX { Some(place) } else { None }
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::SendFlags;
+
     use super::*;
+    use crate::seqpacket;
+
+    /// After how many waits, at whose ends a service was in these states (?: unknown), it is taken for one that hangs.
+    fn hangs_after(has_begun: bool, states: &str) -> Option<usize> {
+        let mut silence = Silence { has_begun, ..Silence::of(0) };
+        let state = |state: char| Some(state).filter(|state| *state != '?');
+        states.chars().position(|at_end| silence.goes_on_in(state(at_end))).map(|before| before + 1)
+    }
 
     #[test]
     fn who_is_looked_at_by_a_debugger_may_be_silent() {
-        assert_eq!(silent_max(Some('t'), true), None);
-        assert_eq!(silent_max(Some('T'), true), Some(SILENT_MAX));
-        assert_eq!(silent_max(Some('S'), false), Some(SILENT_BUSY_MAX));
-        assert_eq!(silent_max(Some('R'), true), Some(SILENT_BUSY_MAX));
+        assert_eq!(hangs_after(true, &"t".repeat(1000)), None);
+        assert_eq!(hangs_after(true, "TTTTTtTTTTTTTT"), Some(12));
+    }
+
+    #[test]
+    fn who_sleeps_or_is_stopped_hangs_sooner_than_who_wants_to_run() {
         assert!(BEAT * SILENT_MAX >= Duration::from_secs(10));
+        for (state, most) in [("T", 6), ("S", 6), ("D", 6), ("R", 30), ("?", 30)] {
+            assert_eq!(hangs_after(true, &state.repeat(100)), Some(most), "{state}");
+            assert_eq!(hangs_after(false, &state.repeat(100)), Some(30), "{state}");
+        }
+    }
+
+    /// One that was busy for long, and slept for a moment when it was looked at, was taken for one that hangs.
+    #[test]
+    fn who_sleeps_for_a_moment_does_not_hang() {
+        assert_eq!(hangs_after(true, "RRRRRRRRRRRRSRRRRRSSSSSSSS"), Some(24));
+    }
+
+    /// A connection whose closing waits for the other end, which reads nothing.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other_end, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while (&socket).write(&[0; 65_536]).is_ok() {}
+        sockopt::set_socket_linger(&socket, Some(Duration::from_secs(120))).unwrap();
+        (socket, other_end)
+    }
+
+    /// The keeper, which had the last copy, closed it itself.
+    #[test]
+    fn what_lingers_in_a_connection_does_not_hold_up_the_keeper() {
+        let (kept, program) = seqpacket::pair().unwrap();
+        let (socket, other_end) = lingering();
+        seqpacket::send(&program, &[b"x"], &[socket.as_fd()], SendFlags::empty()).unwrap();
+        drop(socket);
+        let mut held = Held::from([(Key::Client(1), kept)]);
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, service) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| attend(&ours, &mut held, std::process::id()));
+            store::send(&service, Operation::Remove, Key::Client(1), None).unwrap();
+            assert_eq!(store::recv(&service).unwrap().operation, Operation::Done);
+            assert_eq!(CLOSING.load(Ordering::Relaxed), 1, "it was waited for");
+            store::send(&service, Operation::Leave, Key::Listener, None).unwrap();
+            assert_eq!(keeper.join().unwrap(), Ok(Ended::InOrder));
+        });
+        drop(other_end);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod netlink;
 mod owner;
 mod probe;
 pub mod protocol;
+pub mod regular_file;
 mod seqpacket;
 pub mod server;
 pub mod standing;

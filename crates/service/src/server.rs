@@ -4,7 +4,7 @@
 //! a lane's socket is closed when the last copy of the lane's relay end is gone too (a forked child may hold one).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -311,9 +311,13 @@ impl Service {
         })
     }
 
-    /// Serves until idle for the time that the options say.
+    /// Serves until idle for the time that the options say. The process of one that has a keeper is to end after this.
     pub fn run(mut self) -> Result<(), ServiceError> {
-        self.serve()
+        if self.kept.is_none() {
+            return self.serve();
+        }
+        // One that fails has a successor, to which the keeper gives the same connections: whatever is here ends with the process only.
+        ManuallyDrop::new(self).serve()
     }
 
     /// Serves from a thread of this process until the handle is dropped. For tests, and for programs that are the only
@@ -353,6 +357,7 @@ impl Service {
             self.save();
         }
         self.store.leave();
+        self.end();
         Ok(())
     }
 
@@ -441,7 +446,19 @@ impl Service {
                     log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?}");
                     return self.pause_accepting();
                 }
-                Err(_) => {} // The connection has ended again.
+                // The connection has ended again.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::INVAL) => {
+                    // It stays so, and readable.
+                    log::error!(
+                        "nobody can connect any more: the listener was shut down; serving those who are connected"
+                    );
+                    return self.watch_listener(epoll::EventFlags::empty());
+                }
+                Err(errno) => {
+                    log::warn!("accepting nobody for {ACCEPT_PAUSE:?}: {errno}");
+                    return self.pause_accepting();
+                }
             }
         }
         if self.closers.are_many_pending() {
@@ -633,6 +650,9 @@ impl Service {
     }
 
     fn greet(&mut self, id: u64, version: u32, program: String, pidfd: Option<OwnedFd>) -> Result<Reply, ServiceError> {
+        if self.restarts == 0 && self.options.fault.panic_at_program.is_some_and(|at| at <= id) {
+            panic!("as fault.panic_at_program says");
+        }
         if version != VERSION {
             return Err(ServiceError::new(
                 libc::EPROTONOSUPPORT,
@@ -736,9 +756,9 @@ impl Service {
     }
 }
 
-impl Drop for Service {
-    /// The end holds nobody up either: neither the next service, which waits for the name, nor the process.
-    fn drop(&mut self) {
+impl Service {
+    /// Ends all connections. This holds nobody up either: neither the next service, which waits for the name, nor the process.
+    fn end(&mut self) {
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         for _ in 0..=BACKLOG {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -753,6 +773,15 @@ impl Drop for Service {
         }
         for lend in std::mem::take(&mut self.lends).into_values() {
             lend.closer.retire(lend.relay);
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // To end a connection ends the keeper's copy too, which a successor would have served.
+        if self.kept.is_none() {
+            self.end();
         }
     }
 }

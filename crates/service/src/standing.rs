@@ -1,10 +1,12 @@
 //! What can be told of a service from outside: whose it is, and what its processes do.
 
-use std::os::fd::AsFd;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
-use rustix::net::SocketFlags;
+use rustix::net::{SocketAddrUnix, SocketFlags};
 
-use crate::{ServiceError, seqpacket, sys};
+use crate::{DEFAULT_NAME, ServiceError, seqpacket, sys};
 
 /// A process, as `/proc/PID/stat` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +37,20 @@ impl Process {
     fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
     }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// Whether it is one of a user's service in this network namespace that listens at a name, as far as that can be seen.
+    fn serves(&self, name: &[u8], uid: u32) -> bool {
+        let network = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net"));
+        let pid = self.pid.to_string();
+        // Anybody may call his program so.
+        std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == uid)
+            && matches!((network("self"), network(&pid)), (Ok(own), Ok(its)) if own == its)
+            && command_line(&pid).is_some_and(|line| name_in(&line) == name)
+    }
 }
 
 impl std::fmt::Display for Process {
@@ -54,16 +70,53 @@ impl std::fmt::Display for Process {
 }
 
 /// The processes of the service at the other end of a connection, as far as they can be seen: who listened first, which tells whose it
-/// is, and others that it started.
+/// is, others that it started, and those that came after it.
 fn processes_of(socket: impl AsFd) -> Vec<Process> {
     const NAMED_MAX: usize = 4;
     let Ok(peer) = sys::peer(socket.as_fd()) else { return Vec::new() };
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let name = name_of_peer(&socket);
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_its = |process: &Process| {
-        process.name.starts_with("ferroced") && (process.pid == peer.pid || process.parent == peer.pid)
+        // 0 is a process of another PID namespace.
+        let is_known = peer.pid != 0 && [process.pid, process.parent].contains(&peer.pid);
+        process.name.starts_with("ferroced")
+            && (is_known || name.as_ref().is_some_and(|name| process.serves(name, peer.uid)))
     };
     pids.filter_map(Process::of).filter(is_its).take(NAMED_MAX).collect()
+}
+
+/// The abstract name of the listener that accepted a connection.
+fn name_of_peer(socket: impl AsFd) -> Option<Vec<u8>> {
+    let address = SocketAddrUnix::try_from(rustix::net::getpeername(socket).ok()??).ok()?;
+    // It is empty where there is none.
+    address.abstract_name().filter(|name| !name.is_empty()).map(<[u8]>::to_vec)
+}
+
+/// The beginning of a process's arguments, each with a zero byte at its end.
+fn command_line(pid: &str) -> Option<Vec<u8>> {
+    /// What tells the name comes first.
+    const BYTES_MAX: u64 = 4096;
+    let mut line = Vec::new();
+    std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?.take(BYTES_MAX).read_to_end(&mut line).ok()?;
+    Some(line)
+}
+
+/// The name at which a service with these arguments listens.
+fn name_in(command_line: &[u8]) -> &[u8] {
+    let mut arguments = command_line.split(|byte| *byte == 0);
+    arguments.find(|argument| *argument == b"--name").and_then(|_| arguments.next()).unwrap_or(DEFAULT_NAME.as_bytes())
+}
+
+/// A process of the service at the other end of a connection: who listened first, or, as that one may have ended, another one. None: none is
+/// to be seen.
+pub(crate) fn pid_of(socket: impl AsFd) -> Option<u32> {
+    let peer = sys::peer(socket.as_fd()).ok()?;
+    let seen = processes_of(&socket);
+    let living = || seen.iter().filter(|process| !process.has_ended());
+    let first = living().find(|process| process.pid == peer.pid).or_else(|| living().next()).map(|process| process.pid);
+    // It may be hosted by a program that has another name.
+    first.or_else(|| Process::of(peer.pid).filter(|process| !process.has_ended()).map(|process| process.pid))
 }
 
 /// For who waits for a service that does not answer: whose it is, what its processes do, and what to do.
@@ -86,10 +139,7 @@ pub(crate) fn silence_of(socket: impl AsFd) -> String {
 
 /// What to say where another service has the name.
 pub fn name_is_taken(name: &str) -> ServiceError {
-    let whose = peer_at(name).map_or_else(
-        || "A Ferroce service that is just beginning or ending".into(),
-        |peer| format!("The Ferroce service of {} (pid {})", user(peer.uid), peer.pid),
-    );
+    let whose = holder_of(name).unwrap_or_else(|| "A Ferroce service that is just beginning or ending".into());
     ServiceError::new(
         libc::EADDRINUSE,
         format!(
@@ -101,11 +151,18 @@ pub fn name_is_taken(name: &str) -> ServiceError {
 }
 
 /// Who listens at a name.
-fn peer_at(name: &str) -> Option<sys::Peer> {
+fn holder_of(name: &str) -> Option<String> {
+    let socket = connect(name)?;
+    let user = user(sys::peer(socket.as_fd()).ok()?.uid);
+    let process = pid_of(&socket).map_or_else(String::new, |pid| format!(" (pid {pid})"));
+    Some(format!("The Ferroce service of {user}{process}"))
+}
+
+fn connect(name: &str) -> Option<OwnedFd> {
     // Not waiting: it may be stopped, with a full backlog.
     let socket = seqpacket::socket(SocketFlags::NONBLOCK).ok()?;
     rustix::net::connect(&socket, &seqpacket::address(name).ok()?).ok()?;
-    sys::peer(socket.as_fd()).ok()
+    Some(socket)
 }
 
 /// `uid 1000 (alice)`, or without the name where there is none.
@@ -135,6 +192,22 @@ mod tests {
     fn this_process_is_seen() {
         let process = Process::of(std::process::id()).unwrap();
         assert_eq!(process.pid, std::process::id());
+    }
+
+    #[test]
+    fn a_service_tells_its_name_in_its_arguments() {
+        assert_eq!(name_in(b"ferroced\0--ready\0--name\0x y\0--port\0x\0"), b"x y");
+        for without in [&b"ferroced\0--ready\0"[..], b"ferroced\0--name", b""] {
+            assert_eq!(name_in(without), DEFAULT_NAME.as_bytes());
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_listener_is_told_by_a_connection() {
+        let name = ferroce_testkit::free_name();
+        let _listener = crate::server::listen(&name).unwrap();
+        assert_eq!(name_of_peer(connect(&name).unwrap()).unwrap(), name.as_bytes());
+        assert_eq!(name_of_peer(seqpacket::pair().unwrap().0), None);
     }
 
     #[test]

@@ -79,7 +79,7 @@ pub(crate) enum Operation {
     End = 2,
     /// To the keeper: keep this (with descriptor). Answered.
     Put = 3,
-    /// To the keeper: close that. Answered when it is closed.
+    /// To the keeper: close that. Answered when it is closed, or when closing it waits for whoever sent what is in it.
     Remove = 4,
     /// The keeper's answer.
     Done = 5,
@@ -181,7 +181,7 @@ impl Store {
         self.ask(Operation::Put, key, Some(descriptor.as_fd()))
     }
 
-    /// Has the kept descriptor closed; it is when this returns.
+    /// Has the kept descriptor closed; it is when this returns, but for a connection whose closing waits ([`Operation::Remove`]).
     pub(crate) fn remove(&self, key: Key) {
         // It fails only for what was never put.
         let _ = self.ask(Operation::Remove, key, None);

@@ -2,9 +2,10 @@
 //! becomes of a closed socket must not be beside it.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::process::Command;
 
-use ferroce_testkit::free_name;
+use ferroce_testkit::{SharedFolder, free_name};
 
 #[test]
 fn a_service_that_talks_nonsense_and_waits_is_replaced() {
@@ -69,6 +70,25 @@ fn a_service_that_talks_as_a_keeper_is_replaced() {
     };
     ferroce_service::keeper::run(&free_name(), &worker, || ()).expect("the second one ends in order");
     assert_eq!(started.get(), 2, "the first one was left to wait");
+}
+
+/// Another one was started beside it, over the same sockets.
+#[test]
+fn a_service_that_leaves_its_keeper_and_goes_on_is_ended() {
+    let folder = SharedFolder::new();
+    let pid_file = folder.path().join("pid");
+    let started = Cell::new(0);
+    let worker = || {
+        started.set(started.get() + 1);
+        if started.get() == 1 {
+            return shell(&format!("echo $$ > {}; exec <&-; exec sleep 600", pid_file.display()));
+        }
+        let first = std::fs::read_to_string(&pid_file).unwrap();
+        assert!(!Path::new(&format!("/proc/{}", first.trim())).exists(), "the first one is still there");
+        shell("")
+    };
+    ferroce_service::keeper::run(&free_name(), &worker, || ()).expect("the second one ends in order");
+    assert_eq!(started.get(), 2);
 }
 
 /// It lives, and says so once.

@@ -30,12 +30,14 @@ mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 28] = [
+const TESTS: [(&str, Test); 30] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
+    ("connections_outlive_a_panic_of_the_service", hang::connections_outlive_a_panic_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
     ("lanes_outlive_the_death_of_service_and_keeper", lanes_outlive_the_death_of_service_and_keeper),
     ("a_keeper_that_dies_is_replaced", a_keeper_that_dies_is_replaced),
     ("a_keeper_that_is_stopped_is_replaced", a_keeper_that_is_stopped_is_replaced),
+    ("a_service_that_left_its_keeper_is_ended", hang::a_service_that_left_its_keeper_is_ended),
     ("a_service_that_is_stopped_is_replaced", hang::a_service_that_is_stopped_is_replaced),
     ("a_second_service_by_hand_is_told_of_the_first", hang::a_second_service_by_hand_is_told_of_the_first),
     ("who_waits_for_a_silent_service_says_so", hang::who_waits_for_a_silent_service_says_so),
@@ -239,6 +241,7 @@ fn role(arguments: &[String]) {
         "relayed" => users::role_relayed(&options),
         "ask" => role_ask(&options),
         "wait" => hang::role_wait(&options),
+        "leave" => hang::role_leave(&options),
         "look" => users::role_look(&options),
         "greedy" => users::role_greedy(&options),
         "end" => ends::role_end(&options),

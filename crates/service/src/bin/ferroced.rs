@@ -49,6 +49,7 @@ The configuration, with what it has by itself:
   [fault]                          # for tests
   cm_loss_permille = 0             # of the connection manager's packets
   old_kernel = false               # sockets as on Linux before 6.5
+  panic_at_program = ...           # not set: the first worker does not panic as this program connects
 ";
 
 /// Seconds without users after which the service ends.

@@ -23,6 +23,8 @@ pub(super) struct Kept {
     pub(super) pid: u32,
     /// The keeper, where this service started it.
     child: Option<Child>,
+    /// Earlier ones that this service started, and which have not ended yet.
+    replaced: Vec<Child>,
     /// The keeper, where it started this service.
     parent: Option<OwnedFd>,
     since: Instant,
@@ -38,7 +40,7 @@ impl Kept {
     pub(super) fn by_parent(socket: BorrowedFd<'_>, next: NextKeeper) -> Kept {
         let (pid, parent) = keeper::parent_at(socket);
         let now = Instant::now();
-        Kept { pid, child: None, parent, since: now, again: None, beat: now, next }
+        Kept { pid, child: None, replaced: Vec::new(), parent, since: now, again: None, beat: now, next }
     }
 }
 
@@ -71,7 +73,8 @@ impl Service {
         }
         if let Some(mut child) = kept.child.take() {
             let _ = child.kill();
-            let _ = child.wait();
+            // Its end may wait for a file system.
+            kept.replaced.push(child);
         }
         if kept.since.elapsed() < PAUSE {
             kept.again = Some(Instant::now() + PAUSE);
@@ -84,6 +87,7 @@ impl Service {
     pub(super) fn beat(&mut self, now: Instant) {
         if let Some(kept) = self.kept.as_mut().filter(|kept| kept.beat <= now) {
             kept.beat = now + keeper::BEAT;
+            kept.replaced.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
             self.store.beat();
         }
     }

@@ -1,6 +1,7 @@
 //! Taking over from a service that crashed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -59,17 +60,18 @@ impl Service {
         let kept = Kept::by_parent(keeper.as_fd(), next_keeper);
         let (store, mut held) = Store::open(keeper).map_err(failed)?;
         let listener = held.remove(&Key::Listener).ok_or_else(|| failed(rustix::io::Errno::PROTO))?;
-        let mut service = Service::new(options, listener, store)?;
+        // As in [`Service::run`].
+        let mut service = ManuallyDrop::new(Service::new(options, listener, store)?);
         service.kept = Some(kept);
         service.watch_keeper()?;
         let saved: Option<Saved> = service.store.load_service();
         let Some(saved) = saved else {
             service.dirty = true;
             service.save();
-            return Ok(service);
+            return Ok(ManuallyDrop::into_inner(service));
         };
         service.take_over(saved, held)?;
-        Ok(service)
+        Ok(ManuallyDrop::into_inner(service))
     }
 
     /// Saves what has changed.
