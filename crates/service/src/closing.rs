@@ -291,15 +291,49 @@ fn is_udp_socket(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether it is sealed memory of no more than a ring has, which is soon given back. (Only memory has seals: nothing else is asked for its
-/// size, which a file system may not tell.)
+/// size, which a file system may not tell. It can have more than its size: `fallocate` with `FALLOC_FL_KEEP_SIZE`.)
 fn is_ring_memory(descriptor: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(descriptor).is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW))
-        && rustix::fs::fstat(descriptor).is_ok_and(|stat| (0..=RING_BYTES_MAX).contains(&stat.st_size))
+        && rustix::fs::fstat(descriptor).is_ok_and(|stat| {
+            let allocated = stat.st_blocks.saturating_mul(STAT_BLOCK_BYTES);
+            [stat.st_size, allocated].into_iter().all(|bytes| (0..=RING_BYTES_MAX).contains(&bytes))
+        })
 }
+
+/// What `st_blocks` counts, whatever the file system's blocks are (stat(3type)).
+const STAT_BLOCK_BYTES: i64 = 512;
 
 /// Has a socket, or those that a listener accepts, refuse descriptors (EPERM), or take them again. Linux before 6.16 cannot.
 pub(crate) fn refuse(socket: impl AsFd, refused: bool) {
     if let Err(error) = sys::pass_rights(socket.as_fd(), !refused) {
         log::debug!("descriptor {} takes descriptors: {error}", socket.as_fd().as_raw_fd());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    /// Memory of that size, with so much behind its end.
+    fn memory(bytes: u64, behind: u64) -> OwnedFd {
+        let memory = memfd_create("ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&memory, bytes).unwrap();
+        if behind > 0 {
+            fallocate(&memory, FallocateFlags::KEEP_SIZE, bytes, behind).unwrap();
+        }
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        memory
+    }
+
+    /// It had a small size, and as much memory as its sender liked.
+    #[test]
+    fn memory_behind_the_end_of_a_ring_counts() {
+        const RING: u64 = RING_BYTES_MAX as u64;
+        assert!(is_ring_memory(memory(RING, 0).as_fd()));
+        assert!(is_ring_memory(memory(4096, 4096).as_fd()));
+        assert!(!is_ring_memory(memory(RING + 1, 0).as_fd()));
+        assert!(!is_ring_memory(memory(4096, RING + 4096).as_fd()));
     }
 }

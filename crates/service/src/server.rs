@@ -438,7 +438,9 @@ impl Service {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
                     // The listener stays readable: without a pause this would spin.
-                    log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?}");
+                    if self.said.is_due(self.uid, "accept", Instant::now()) {
+                        log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?} each time");
+                    }
                     return self.pause_accepting();
                 }
                 Err(_) => {} // The connection has ended again.

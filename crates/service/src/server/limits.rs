@@ -177,7 +177,7 @@ pub(super) struct Said(BTreeMap<(u32, &'static str), Instant>);
 
 impl Said {
     /// Whether it is to be said now.
-    fn is_due(&mut self, uid: u32, limit: &'static str, now: Instant) -> bool {
+    pub(super) fn is_due(&mut self, uid: u32, limit: &'static str, now: Instant) -> bool {
         let recent = |at: &Instant| now.saturating_duration_since(*at) < SAY_AGAIN;
         if self.0.get(&(uid, limit)).is_some_and(recent) {
             return false;
