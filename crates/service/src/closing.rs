@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, sockopt};
 
 use crate::protocol::RING_BYTES_MAX;
+use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::{seqpacket, sys};
 
 /// So many descriptors of one user wait to be closed while others of that user are received.
@@ -34,6 +35,13 @@ const PENDING_OF_ALL_MAX: usize = 1024;
 
 /// Threads that close, not counting those of the service's own user and root.
 const THREADS_MAX: usize = 64;
+
+/// So many numbers for descriptors are free after the service's own user's, or root's, were received: closing can need one to see
+/// what is there.
+const NUMBERS_LEFT: usize = 2;
+
+/// After anybody else's.
+const NUMBERS_LEFT_BY_OTHERS: usize = 64;
 
 /// Users that are remembered although nothing of theirs waits.
 const USERS_KEPT: usize = 64;
@@ -102,6 +110,11 @@ impl Closers {
         self.of_users.get(&uid).map_or(0, Closer::pending)
     }
 
+    /// What waits to be closed, by user.
+    pub(crate) fn all_pending(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.of_users.iter().map(|(uid, closer)| (*uid, closer.pending()))
+    }
+
     /// So much waits to be closed that connections are to be accepted slowly.
     pub(crate) fn are_many_pending(&self) -> bool {
         self.shared.pending.load(Ordering::Relaxed) > PENDING_OF_ALL_MAX
@@ -124,11 +137,23 @@ impl Closer {
         Ok(Message { len: received.len, truncated: received.truncated, descriptors })
     }
 
-    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed.
+    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed, or
+    /// there may be no numbers for them. (What gets no number is closed by the call that receives it, which waits.)
     pub(crate) fn must_not_receive(&self, socket: impl AsFd) -> bool {
+        if !seqpacket::carries_descriptors(&socket) {
+            return false;
+        }
         let of_all = self.queue.shared.pending.load(Ordering::Relaxed);
         let is_full = self.pending() > PENDING_MAX || (!self.queue.is_own && of_all > PENDING_OF_ALL_MAX);
-        is_full && seqpacket::carries_descriptors(socket)
+        is_full || !self.has_numbers_for(socket.as_fd())
+    }
+
+    /// Whether there are numbers for the descriptors of the next message. Others leave some to the service's own user, and to `accept`.
+    fn has_numbers_for(&self, socket: BorrowedFd<'_>) -> bool {
+        let unread = sys::unread_descriptors(socket).and_then(|unread| usize::try_from(unread).ok());
+        let wanted = unread.unwrap_or(DESCRIPTORS_OF_ANY_MAX).min(DESCRIPTORS_OF_ANY_MAX);
+        let left = if self.queue.is_own { NUMBERS_LEFT } else { NUMBERS_LEFT_BY_OTHERS };
+        sys::free_numbers() >= wanted + left
     }
 
     /// Closes a socket that this user could send to. Its other end learns so at once.
@@ -146,6 +171,13 @@ impl Closer {
         state.waiting.extend(descriptors);
         self.queue.shared.pending.fetch_add(state.waiting.len() - before, Ordering::Relaxed);
         self.queue.attend(&mut state);
+    }
+
+    /// These wait for ever.
+    #[cfg(test)]
+    pub(crate) fn hold(&self, descriptors: impl IntoIterator<Item = OwnedFd>) {
+        self.queue.state.lock().running = true;
+        self.close(descriptors);
     }
 
     fn pending(&self) -> usize {

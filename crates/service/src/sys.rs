@@ -195,6 +195,18 @@ pub(crate) fn unread_descriptors(socket: BorrowedFd<'_>) -> Option<u64> {
     fdinfo(socket)?.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
 }
 
+/// How many more descriptors this process can have; 0 also if there is no way to tell.
+pub(crate) fn free_numbers() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    // Since Linux 6.2 the folder's size is the number of its entries; before, it is 0.
+    let counted = match rustix::fs::stat("/proc/self/fd").map(|stat| stat.st_size) {
+        Ok(size) if size > 0 => usize::try_from(size).ok(),
+        _ => std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count),
+    };
+    counted.map_or(0, |used| limit.saturating_sub(used))
+}
+
 /// A datagram that arrived at a UDP socket.
 pub(crate) struct Datagram {
     /// Bytes of it in the buffer.
