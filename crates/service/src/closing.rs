@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, sockopt};
 
 use crate::protocol::RING_BYTES_MAX;
+use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::{seqpacket, sys};
 
 /// So many descriptors of one user wait to be closed while others of that user are received.
@@ -34,6 +35,13 @@ const PENDING_OF_ALL_MAX: usize = 1024;
 
 /// Threads that close, not counting those of the service's own user and root.
 const THREADS_MAX: usize = 64;
+
+/// So many numbers for descriptors are free after the service's own user's, or root's, were received: closing can need one to see
+/// what is there.
+const NUMBERS_LEFT: usize = 2;
+
+/// After anybody else's.
+const NUMBERS_LEFT_BY_OTHERS: usize = 64;
 
 /// Users that are remembered although nothing of theirs waits.
 const USERS_KEPT: usize = 64;
@@ -102,6 +110,11 @@ impl Closers {
         self.of_users.get(&uid).map_or(0, Closer::pending)
     }
 
+    /// What waits to be closed, by user.
+    pub(crate) fn all_pending(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.of_users.iter().map(|(uid, closer)| (*uid, closer.pending()))
+    }
+
     /// So much waits to be closed that connections are to be accepted slowly.
     pub(crate) fn are_many_pending(&self) -> bool {
         self.shared.pending.load(Ordering::Relaxed) > PENDING_OF_ALL_MAX
@@ -124,11 +137,23 @@ impl Closer {
         Ok(Message { len: received.len, truncated: received.truncated, descriptors })
     }
 
-    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed.
+    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed, or
+    /// there may be no numbers for them. (What gets no number is closed by the call that receives it, which waits.)
     pub(crate) fn must_not_receive(&self, socket: impl AsFd) -> bool {
+        if !seqpacket::carries_descriptors(&socket) {
+            return false;
+        }
         let of_all = self.queue.shared.pending.load(Ordering::Relaxed);
         let is_full = self.pending() > PENDING_MAX || (!self.queue.is_own && of_all > PENDING_OF_ALL_MAX);
-        is_full && seqpacket::carries_descriptors(socket)
+        is_full || !self.has_numbers_for(socket.as_fd())
+    }
+
+    /// Whether there are numbers for the descriptors of the next message. Others leave some to the service's own user, and to `accept`.
+    fn has_numbers_for(&self, socket: BorrowedFd<'_>) -> bool {
+        let unread = sys::unread_descriptors(socket).and_then(|unread| usize::try_from(unread).ok());
+        let wanted = unread.unwrap_or(DESCRIPTORS_OF_ANY_MAX).min(DESCRIPTORS_OF_ANY_MAX);
+        let left = if self.queue.is_own { NUMBERS_LEFT } else { NUMBERS_LEFT_BY_OTHERS };
+        sys::free_numbers() >= wanted + left
     }
 
     /// Closes a socket that this user could send to. Its other end learns so at once.
@@ -146,6 +171,13 @@ impl Closer {
         state.waiting.extend(descriptors);
         self.queue.shared.pending.fetch_add(state.waiting.len() - before, Ordering::Relaxed);
         self.queue.attend(&mut state);
+    }
+
+    /// These wait for ever.
+    #[cfg(test)]
+    pub(crate) fn hold(&self, descriptors: impl IntoIterator<Item = OwnedFd>) {
+        self.queue.state.lock().running = true;
+        self.close(descriptors);
     }
 
     fn pending(&self) -> usize {
@@ -291,15 +323,49 @@ fn is_udp_socket(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether it is sealed memory of no more than a ring has, which is soon given back. (Only memory has seals: nothing else is asked for its
-/// size, which a file system may not tell.)
+/// size, which a file system may not tell. It can have more than its size: `fallocate` with `FALLOC_FL_KEEP_SIZE`.)
 fn is_ring_memory(descriptor: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(descriptor).is_ok_and(|seals| seals.contains(SealFlags::SHRINK | SealFlags::GROW))
-        && rustix::fs::fstat(descriptor).is_ok_and(|stat| (0..=RING_BYTES_MAX).contains(&stat.st_size))
+        && rustix::fs::fstat(descriptor).is_ok_and(|stat| {
+            let allocated = stat.st_blocks.saturating_mul(STAT_BLOCK_BYTES);
+            [stat.st_size, allocated].into_iter().all(|bytes| (0..=RING_BYTES_MAX).contains(&bytes))
+        })
 }
+
+/// What `st_blocks` counts, whatever the file system's blocks are (stat(3type)).
+const STAT_BLOCK_BYTES: i64 = 512;
 
 /// Has a socket, or those that a listener accepts, refuse descriptors (EPERM), or take them again. Linux before 6.16 cannot.
 pub(crate) fn refuse(socket: impl AsFd, refused: bool) {
     if let Err(error) = sys::pass_rights(socket.as_fd(), !refused) {
         log::debug!("descriptor {} takes descriptors: {error}", socket.as_fd().as_raw_fd());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    /// Memory of that size, with so much behind its end.
+    fn memory(bytes: u64, behind: u64) -> OwnedFd {
+        let memory = memfd_create("ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&memory, bytes).unwrap();
+        if behind > 0 {
+            fallocate(&memory, FallocateFlags::KEEP_SIZE, bytes, behind).unwrap();
+        }
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        memory
+    }
+
+    /// It had a small size, and as much memory as its sender liked.
+    #[test]
+    fn memory_behind_the_end_of_a_ring_counts() {
+        const RING: u64 = RING_BYTES_MAX as u64;
+        assert!(is_ring_memory(memory(RING, 0).as_fd()));
+        assert!(is_ring_memory(memory(4096, 4096).as_fd()));
+        assert!(!is_ring_memory(memory(RING + 1, 0).as_fd()));
+        assert!(!is_ring_memory(memory(4096, RING + 4096).as_fd()));
     }
 }

@@ -14,7 +14,7 @@ use rustix::net::{
 pub(crate) const DESCRIPTORS_MAX: usize = 4;
 
 /// Descriptors in any message, at most (`SCM_MAX_FD` of the kernel).
-const DESCRIPTORS_OF_ANY_MAX: usize = 253;
+pub(crate) const DESCRIPTORS_OF_ANY_MAX: usize = 253;
 
 /// A received datagram.
 #[derive(Debug)]

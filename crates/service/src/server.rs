@@ -162,6 +162,8 @@ struct Client {
     since_s: u64,
     /// None before its `Hello`.
     program: Option<String>,
+    /// Of a service that crashed, perhaps before it could answer: the program sends its request again.
+    taken_over: bool,
     /// Ends (becomes readable) with the process.
     pidfd: Option<OwnedFd>,
     /// Lanes and their sockets.
@@ -443,7 +445,9 @@ impl Service {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
                     // The listener stays readable: without a pause this would spin.
-                    log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?}");
+                    if self.said.is_due(self.uid, "accept", Instant::now()) {
+                        log::warn!("out of descriptors: accepting nobody for {ACCEPT_PAUSE:?} each time");
+                    }
                     return self.pause_accepting();
                 }
                 // The connection has ended again.
@@ -497,7 +501,7 @@ impl Service {
         }
         self.next_client += 1;
         let (since_s, lanes) = (unix_time_s(), BTreeMap::new());
-        let client = Client { connection, peer, closer, since_s, program: None, pidfd: None, lanes };
+        let client = Client { connection, peer, closer, since_s, program: None, taken_over: false, pidfd: None, lanes };
         self.clients.insert(id, client);
         self.cm.enroll(id, self.user(peer.uid));
         self.watch_process(id);
@@ -625,7 +629,7 @@ impl Service {
             self.settle_brought_along();
         }
         let outcome = match body {
-            Request::Hello { version, pid: _, program, again } if !greeted => {
+            Request::Hello { version, pid: _, program, again } if !greeted || self.is_greeted_anew(id, &program) => {
                 if again && self.begun.elapsed() < NEW {
                     self.cm.gather(GATHERING);
                 }
@@ -669,9 +673,13 @@ impl Service {
         }
         self.dirty = true;
         let client = self.clients.get_mut(&id).expect("the client asks");
-        let printable = program.chars().map(|c| if c.is_control() { '?' } else { c });
-        client.program = Some(printable.take(PROGRAM_CHARS_MAX).collect());
+        client.program = Some(printable(&program));
         Ok(Reply::Welcome { version: VERSION, pid: std::process::id(), uid: self.uid })
+    }
+
+    /// Whether a program says the same `Hello` again, which a service that crashed has heard and perhaps not answered.
+    fn is_greeted_anew(&self, id: u64, program: &str) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.taken_over && client.program == Some(printable(program)))
     }
 
     /// A program that had an earlier service may bring sockets along.
@@ -826,6 +834,11 @@ pub(crate) fn listen(name: &str) -> Result<OwnedFd, ServiceError> {
     rustix::net::bind(&listener, &seqpacket::address(name).map_err(failed)?).map_err(failed)?;
     rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
     Ok(listener)
+}
+
+/// A program's name as it is kept.
+fn printable(program: &str) -> String {
+    program.chars().map(|c| if c.is_control() { '?' } else { c }).take(PROGRAM_CHARS_MAX).collect()
 }
 
 fn unix_time_s() -> u64 {

@@ -297,8 +297,10 @@ pub(crate) struct StateFile {
 }
 
 impl StateFile {
-    /// Room of a place; the file is sparse. The longest state has 4,096 clients of at most 1 KiB.
+    /// Room of a place; the file is sparse.
     const PLACE_BYTES: u64 = 16 << 20;
+    /// What it has room for.
+    pub(crate) const STATE_BYTES_MAX: usize = (Self::PLACE_BYTES - Self::HEADER_BYTES) as usize;
     /// Sequence number and length. Written last and in one piece.
     const HEADER_BYTES: u64 = 16;
 

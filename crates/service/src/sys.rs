@@ -159,8 +159,28 @@ pub(crate) fn is_pidfd(descriptor: BorrowedFd<'_>) -> bool {
             0 as libc::c_uint,
         )
     };
-    // Other errors are about the process: it has ended, is another user's, or of a foreign pid namespace.
-    status == 0 || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF | libc::ENOSYS))
+    if status == 0 {
+        return true;
+    }
+    match io::Error::last_os_error().raw_os_error() {
+        // The process has ended.
+        Some(libc::ESRCH) => true,
+        // It is another user's; or a filter of system calls (seccomp) refuses this one, whatever the descriptor is. (EINVAL: it is of a
+        // foreign pid namespace.)
+        Some(libc::EPERM | libc::EINVAL) => is_told_of_as_pidfd(descriptor),
+        _ => false,
+    }
+}
+
+/// Whether the kernel tells of a process behind a descriptor. A file's own lines come from whoever made the file, who is the kernel
+/// itself for all kinds that have such a line.
+fn is_told_of_as_pidfd(descriptor: BorrowedFd<'_>) -> bool {
+    fdinfo(descriptor).is_some_and(|told| told.lines().any(|line| line.starts_with("Pid:")))
+}
+
+/// What the kernel tells of a descriptor.
+fn fdinfo(descriptor: BorrowedFd<'_>) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", descriptor.as_raw_fd())).ok()
 }
 
 /// Has a Unix socket, and those that it accepts as a listener, take descriptors or refuse them (`SO_PASSRIGHTS`, since Linux 6.16).
@@ -172,8 +192,19 @@ pub(crate) fn pass_rights(socket: BorrowedFd<'_>, pass: bool) -> io::Result<()> 
 
 /// How many descriptors the unread messages of a Unix socket have (since Linux 5.7); None: the system does not tell.
 pub(crate) fn unread_descriptors(socket: BorrowedFd<'_>) -> Option<u64> {
-    let told = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", socket.as_raw_fd())).ok()?;
-    told.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
+    fdinfo(socket)?.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
+}
+
+/// How many more descriptors this process can have; 0 also if there is no way to tell.
+pub(crate) fn free_numbers() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    // Since Linux 6.2 the folder's size is the number of its entries; before, it is 0.
+    let counted = match rustix::fs::stat("/proc/self/fd").map(|stat| stat.st_size) {
+        Ok(size) if size > 0 => usize::try_from(size).ok(),
+        _ => std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count),
+    };
+    counted.map_or(0, |used| limit.saturating_sub(used))
 }
 
 /// A datagram that arrived at a UDP socket.
@@ -422,4 +453,62 @@ fn check(status: c_int) -> io::Result<()> {
 /// The number of an error of this module.
 pub(crate) fn errno(error: &io::Error) -> rustix::io::Errno {
     rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn pidfds_are_told_from_other_descriptors() {
+        let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        assert!(is_pidfd(own.as_fd()) && is_told_of_as_pidfd(own.as_fd()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+        let ended = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        child.wait().unwrap();
+        assert!(is_pidfd(ended.as_fd()), "the process has ended");
+        let (socket, _other) = crate::seqpacket::pair().unwrap();
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        for other in [socket.as_fd(), file.as_fd()] {
+            assert!(!is_pidfd(other) && !is_told_of_as_pidfd(other));
+        }
+    }
+
+    /// Behind a filter of system calls each descriptor was a pidfd: the thread that asks has the call refused.
+    #[test]
+    fn a_filter_of_system_calls_makes_no_pidfds() {
+        std::thread::spawn(|| {
+            refuse_pidfd_send_signal();
+            let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+            let (socket, _other) = crate::seqpacket::pair().unwrap();
+            assert!(is_pidfd(own.as_fd()));
+            assert!(!is_pidfd(socket.as_fd()));
+        })
+        .join()
+        .unwrap();
+    }
+
+    /// EPERM for this thread's calls of `pidfd_send_signal`, as sandboxes have it.
+    fn refuse_pidfd_send_signal() {
+        let instruction = |code: u32, k, jf| BpfInstruction { code: code as u16, jt: 0, jf, k };
+        // The number of the call is the first word of `seccomp_data`.
+        let program = [
+            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_pidfd_send_signal as u32, 1),
+            instruction(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0),
+            instruction(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+        ];
+        let fprog = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+        // SAFETY: `fprog` points to `len` instructions, which the kernel copies during the call; the filter is of this thread only.
+        let status = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const fprog)
+        };
+        assert_eq!(status, 0, "{}", io::Error::last_os_error());
+    }
 }

@@ -14,7 +14,7 @@ use crate::{ServiceError, sys};
 pub(super) type Memberships = BTreeSet<(IpAddr, u32)>;
 
 /// Memberships of one lane, at most. The kernel allows fewer by default (`net.ipv4.igmp_max_memberships`), for IPv4 only.
-const GROUPS_PER_LANE_MAX: usize = 64;
+pub(super) const GROUPS_PER_LANE_MAX: usize = 64;
 
 impl Service {
     pub(super) fn join_group(

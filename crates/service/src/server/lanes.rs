@@ -68,14 +68,15 @@ impl Service {
 
     /// Gives the program's end of the lane's new relay.
     fn take_back(&mut self, id: u64, lane: u16, lease: u64, socket: Option<OwnedFd>) -> Result<OwnedFd, ServiceError> {
-        self.may_have_lane(id)?;
-        if !(1..=LANE_MAX).contains(&lane) || lease == 0 {
-            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} under lease {lease:#x} cannot be")));
-        }
         if let Some(socket) = self.clients[&id].lanes.get(&lane).copied()
             && self.lends[&socket].lease == lease
         {
+            // It has it already: no limit is in its way.
             return self.renew_relay(socket);
+        }
+        self.may_have_lane(id)?;
+        if !(1..=LANE_MAX).contains(&lane) || lease == 0 {
+            return Err(ServiceError::new(libc::EINVAL, format!("lane {lane} under lease {lease:#x} cannot be")));
         }
         let is_lent = |lend: &Lend| lend.lane.is_some() && lend.lease == lease;
         if self.lanes.contains_key(&lane) || self.lends.values().any(is_lent) {
@@ -329,6 +330,51 @@ mod tests {
             service.handle(source, flags);
         }
         service.keep_house();
+    }
+
+    fn service() -> Service {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        Service::bind(options).unwrap()
+    }
+
+    fn connect(service: &mut Service) -> (u64, OwnedFd) {
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        let id = service.next_client;
+        service.add_client(theirs);
+        (id, ours)
+    }
+
+    /// The service crashed before it could answer, and the program, which has all lanes that it may have, asks again.
+    #[test]
+    fn a_lane_that_is_the_programs_already_is_brought_along_again() {
+        let mut service = service();
+        service.options.limits.process.lanes = 1;
+        let (client, _connection) = connect(&mut service);
+        let (lane, socket, _relay) = service.new_lane(client).unwrap();
+        let lease = service.lease_of(lane);
+        service.new_lane(client).unwrap_err();
+        service.take_back(client, lane, lease, socket).unwrap();
+        assert_eq!((service.lease_of(lane), service.lends.len()), (lease, 1));
+        service.take_back(client, lane, lease + 1, None).unwrap_err();
+    }
+
+    /// Whoever kept the relays of lanes that were given back could have ever more.
+    #[test]
+    fn lanes_that_were_given_back_count_as_long_as_their_relays_are_there() {
+        let mut service = service();
+        service.options.limits.process.lanes = 2;
+        let (client, _connection) = connect(&mut service);
+        let mut relays = Vec::new();
+        for _ in 0..4 {
+            let (lane, _socket, relay) = service.new_lane(client).unwrap();
+            service.release(client, lane).unwrap();
+            relays.push(relay);
+        }
+        let refused = service.new_lane(client).unwrap_err().to_string();
+        assert!(refused.contains("limits.process.lanes is 2, for 2 each"), "{refused}");
+        relays.truncate(3);
+        serve(&mut service);
+        service.new_lane(client).unwrap();
     }
 
     /// A program whose connection has ended, though it lives, has its lane's socket and relay still.

@@ -10,15 +10,22 @@ use rustix::process::{Resource, getrlimit};
 use super::{CLIENTS_MAX, Service, has_socket};
 use crate::cm::protocol::CmRequest;
 use crate::config::{DESCRIPTORS_MAX, IDS_MAX};
+use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::sys::Peer;
 use crate::{LANE_MAX, ServiceError};
 
-/// Descriptors that are for the service itself: sockets of queue pair 1, looking up devices, what comes with a request, and the
-/// connection of one who is refused.
-const DESCRIPTORS_KEPT: usize = 160;
+/// Descriptors that are for the service itself: sockets of queue pair 1, looking up devices, what comes with a request (any message
+/// can have so many), and connections of those who are refused.
+const DESCRIPTORS_KEPT: usize = 160 + DESCRIPTORS_OF_ANY_MAX;
 
 /// Descriptors that a program's connection takes: its socket and its pidfd.
 const OF_CONNECTION: usize = 2;
+
+/// Lends for each lane that there may be, with those that were given back.
+const LENDS_PER_LANE: u32 = 2;
+
+/// Lends of all programs.
+pub(super) const LENDS_MAX: usize = LANE_MAX as usize * LENDS_PER_LANE as usize;
 
 /// A refusal is written to the log once within this time for each user and limit: who asks again and again shall not fill it.
 const SAY_AGAIN: Duration = Duration::from_secs(10);
@@ -57,6 +64,8 @@ struct Good {
     what: &'static str,
     /// The places of its limits in the configuration, below `limits.process` and `limits.user`.
     keys: [&'static str; 2],
+    /// So many for each one that these limits say.
+    times: u32,
     /// For all programs.
     most: usize,
     /// For those of users other than the service's own and root: what these cannot take is there for the service's own user, whatever
@@ -73,6 +82,7 @@ pub(crate) const fn part_of_others(most: usize) -> usize {
 const PROGRAMS: Good = Good {
     what: "programs",
     keys: ["process.programs", "user.programs"],
+    times: 1,
     most: CLIENTS_MAX,
     others: part_of_others(CLIENTS_MAX),
     errno: libc::EUSERS,
@@ -80,13 +90,23 @@ const PROGRAMS: Good = Good {
 const LANES: Good = Good {
     what: "lanes",
     keys: ["process.lanes", "user.lanes"],
+    times: 1,
     most: LANE_MAX as usize,
     others: part_of_others(LANE_MAX as usize),
     errno: libc::ENOSPC,
 };
+/// Lanes, with those that were given back and whose relay somebody still has: the service keeps its end of that, and an entry.
+const LENDS: Good = Good {
+    what: "lanes, with those given back whose relay is open still (in a forked child, say),",
+    times: LENDS_PER_LANE,
+    most: LENDS_MAX,
+    others: part_of_others(LENDS_MAX),
+    ..LANES
+};
 const IDS: Good = Good {
     what: "ids",
     keys: ["process.ids", "user.ids"],
+    times: 1,
     most: IDS_MAX as usize,
     others: part_of_others(IDS_MAX as usize),
     errno: libc::ENOMEM,
@@ -109,6 +129,7 @@ const PENDING: Good = Good {
 const CHANNELS: Good = Good {
     what: "event channels",
     keys: ["process.event_channels", "user.event_channels"],
+    times: 1,
     most: usize::MAX,
     others: usize::MAX,
     errno: libc::EMFILE,
@@ -134,14 +155,16 @@ struct Refusal {
 impl Good {
     /// Whether there is more of it, also for another user. `limits` are those of a program and of a user, if there are any.
     fn check(&self, is_other: bool, taken: Taken, wanted: usize, limits: [Option<u32>; 2]) -> Result<(), Refusal> {
-        let Good { what, keys, most, others, .. } = self;
+        let Good { what, keys, times, most, others, .. } = self;
         let refuse = |limit, why| Err(Refusal { limit, why });
         let left = |most: usize, taken: usize| most.saturating_sub(taken);
         let by_key = [("the program", taken.by_program, limits[0]), ("the user", taken.by_user, limits[1])];
         for ((whose, used, limit), key) in by_key.into_iter().zip(keys) {
-            let Some(limit) = limit.filter(|limit| left(*limit as usize, used) < wanted) else { continue };
+            let allowed = |limit: u32| limit as usize * *times as usize;
+            let Some(limit) = limit.filter(|limit| left(allowed(*limit), used) < wanted) else { continue };
             let how = "give some back, or raise it in ferroce.toml";
-            return refuse(key, format!("{whose} has {used} {what} already, and limits.{key} is {limit}; {how}"));
+            let each = if *times > 1 { format!(", for {times} each") } else { String::new() };
+            return refuse(key, format!("{whose} has {used} {what} already, and limits.{key} is {limit}{each}; {how}"));
         }
         if left(*most, taken.all) < wanted {
             return refuse(
@@ -177,7 +200,7 @@ pub(super) struct Said(BTreeMap<(u32, &'static str), Instant>);
 
 impl Said {
     /// Whether it is to be said now.
-    fn is_due(&mut self, uid: u32, limit: &'static str, now: Instant) -> bool {
+    pub(super) fn is_due(&mut self, uid: u32, limit: &'static str, now: Instant) -> bool {
         let recent = |at: &Instant| now.saturating_duration_since(*at) < SAY_AGAIN;
         if self.0.get(&(uid, limit)).is_some_and(recent) {
             return false;
@@ -233,6 +256,7 @@ impl Service {
         let taken = self.taken(peer.uid, Some(id), |_, client| client.lanes.len());
         let (process, user) = (self.options.limits.process.lanes, self.options.limits.user.lanes);
         self.check(peer, Some(id), &LANES, taken, 1, [Some(process), user])?;
+        self.check(peer, Some(id), &LENDS, self.lends_taken(peer.uid, id), 1, [Some(process), user])?;
         // Its socket, and the service's end of the relay.
         let descriptors = if self.may_hold_sockets(peer) { 2 } else { 1 };
         self.may_hold_descriptors(peer, Some(id), descriptors)
@@ -254,6 +278,15 @@ impl Service {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Lends, given back or not.
+    fn lends_taken(&self, uid: u32, id: u64) -> Taken {
+        let mut taken = Taken::default();
+        for holder in self.lends.values().map(|lend| lend.holder) {
+            taken.add(1, self.is_other(holder.uid), holder.uid == uid, holder.client == id);
+        }
+        taken
     }
 
     fn may_open_channel(&mut self, id: u64) -> Result<(), ServiceError> {
@@ -294,6 +327,7 @@ impl Service {
         let good = Good {
             what: "descriptors of the service",
             keys: ["process.descriptors", "user.descriptors"],
+            times: 1,
             most: self.descriptors,
             others: part_of_others(self.descriptors),
             errno: libc::EMFILE,
@@ -304,13 +338,16 @@ impl Service {
     }
 
     /// Descriptors that the service holds for programs: connections, lanes (also those that were given back, as long as a copy of the
-    /// relay's other end is there) and event channels.
+    /// relay's other end is there), event channels, and what waits to be closed, though its program may be gone.
     fn descriptors_taken(&self, uid: u32, id: Option<u64>) -> Taken {
         let mut taken = self.taken(uid, id, |id, _| OF_CONNECTION + self.cm.channels_of(id));
         for (socket, lend) in &self.lends {
             let held = if has_socket(*socket) { 2 } else { 1 };
             let holder = lend.holder;
             taken.add(held, self.is_other(holder.uid), holder.uid == uid, Some(holder.client) == id);
+        }
+        for (of, pending) in self.closers.all_pending() {
+            taken.add(pending, self.is_other(of), of == uid, false);
         }
         taken
     }
@@ -477,6 +514,44 @@ mod tests {
         let mut service = service();
         service.uid = 7;
         assert_eq!([0, 7, 8].map(|uid| service.is_other(uid)), [false, false, true]);
+    }
+
+    /// The service had heard it, and crashed before it could answer: the program was told of a second Hello.
+    #[test]
+    fn a_program_of_a_service_that_crashed_says_hello_again() {
+        let mut service = service();
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        service.add_client(theirs);
+        let say_hello = |service: &mut Service, program: &str| {
+            let hello = Request::Hello { version: VERSION, pid: 1, program: program.into(), again: false };
+            let hello = protocol::encode(1, &hello);
+            seqpacket::send(&ours, &[&hello], &[], rustix::net::SendFlags::empty()).unwrap();
+            service.serve_client(1);
+            let mut buffer = [0; REQUEST_BYTES_MAX];
+            let received = seqpacket::recv(&ours, &mut buffer, rustix::net::RecvFlags::DONTWAIT).unwrap();
+            match protocol::decode::<Reply>(&buffer[..received.len]).unwrap().body {
+                Reply::Welcome { .. } => Ok(()),
+                Reply::Error { what, .. } => Err(what),
+                reply => panic!("{reply:?}"),
+            }
+        };
+        say_hello(&mut service, "x\n").unwrap();
+        assert_eq!(say_hello(&mut service, "x\n").unwrap_err(), "a second Hello");
+        service.clients.get_mut(&1).unwrap().taken_over = true;
+        say_hello(&mut service, "x\n").unwrap();
+        say_hello(&mut service, "y").unwrap_err();
+    }
+
+    /// Descriptors of a user's that cannot be closed, though its programs are gone.
+    #[test]
+    fn what_waits_to_be_closed_counts() {
+        let mut service = service();
+        (service.uid, service.descriptors) = (7, 40);
+        let before = service.descriptors_taken(8, None);
+        service.closers.of(8).hold((0..5).map(|_| seqpacket::pair().unwrap().0));
+        let taken = service.descriptors_taken(8, None);
+        assert_eq!([taken.all - before.all, taken.by_others, taken.by_user], [5, 5, 5]);
+        assert_eq!(service.descriptors_taken(9, None).by_user, 0);
     }
 
     /// It took the place of a program for ever.

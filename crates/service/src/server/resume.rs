@@ -9,14 +9,15 @@ use rustix::event::epoll;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
-use super::groups::Memberships;
+use super::groups::{GROUPS_PER_LANE_MAX, Memberships};
 use super::kept::{Kept, NextKeeper};
-use super::{Client, Holder, Lend, ServerOptions, Service, SocketId, Source, has_socket};
+use super::limits::LENDS_MAX;
+use super::{CLIENTS_MAX, Client, Holder, Lend, ServerOptions, Service, SocketId, Source, has_socket};
 use crate::group::Group;
 use crate::protocol::{self, Counters, Reply};
-use crate::store::{Held, Key, Store};
+use crate::store::{Held, Key, StateFile, Store};
 use crate::sys::{self, Peer};
-use crate::{ServiceError, closing, seqpacket};
+use crate::{LANE_MAX, ServiceError, closing, seqpacket};
 
 /// What of a service is not a descriptor and not in the group's state.
 #[derive(Serialize, Deserialize)]
@@ -51,6 +52,22 @@ struct SavedClient {
     program: Option<String>,
     lanes: BTreeMap<u16, SocketId>,
 }
+
+/// Names of at most 64 characters in JSON, and numbers; without lanes.
+const CLIENT_BYTES_MAX: usize = 512;
+/// A lane's entry at its client.
+const LANE_BYTES_MAX: usize = 32;
+/// A lend without its groups.
+const LEND_BYTES_MAX: usize = 256;
+/// A group's address, and its interface.
+const GROUP_BYTES_MAX: usize = 64;
+
+// What there can be fits its place.
+const _: () = {
+    let lanes = LANE_MAX as usize * (LANE_BYTES_MAX + GROUPS_PER_LANE_MAX * GROUP_BYTES_MAX);
+    let longest = CLIENTS_MAX * CLIENT_BYTES_MAX + LENDS_MAX * LEND_BYTES_MAX + lanes;
+    assert!(longest + 4096 <= StateFile::STATE_BYTES_MAX);
+};
 
 impl Service {
     /// Makes a service of what the keeper at the other end of `keeper` has: the first one, or one that takes over.
@@ -227,6 +244,7 @@ impl Service {
             closer: self.closers.of(saved.uid),
             since_s: saved.since_s,
             program: saved.program,
+            taken_over: true,
             pidfd,
             lanes,
         };

@@ -230,7 +230,7 @@ pub(super) fn one_user_leaves_ids_and_descriptors_to_others(scene: &Scene) {
     let reachable = Reachable::new(scene);
     // Few enough to be had quickly: 440 for programs, of which others have 330.
     let mut command = Command::new("prlimit");
-    command.arg("--nofile=600:600").arg(&scene.options.candidates[0]);
+    command.arg("--nofile=853:853").arg(&scene.options.candidates[0]);
     command.args(["--ready", "--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
     let config = reachable.config("config", "[limits.process]\nids = 49152\n");
     command.env("FERROCE_CONFIG", config).stdin(Stdio::piped()).stdout(Stdio::piped());
