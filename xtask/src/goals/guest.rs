@@ -30,7 +30,7 @@ const MTU: u32 = 9000;
 /// Longest time of a small command.
 const SMALL: Duration = Duration::from_secs(60);
 /// Longest time of a measurement.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(180);
 /// Nobody else has ports in the guest.
 const PORT: &str = "18515";
 /// The same as proc(5) has it.
