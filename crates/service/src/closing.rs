@@ -10,7 +10,8 @@
 //! - a socket with unread descriptors goes there too ([`Closer::retire`]).
 //!
 //! Since Linux 6.16 a socket can refuse descriptors altogether ([`refuse`]); the service's do, except where they are expected. Before
-//! that, who connects again and again with such messages makes the service keep connections: it then accepts them slowly.
+//! that, who connects again and again with such messages makes the service keep connections: it then accepts them slowly, and nobody when
+//! its descriptors are used up.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
