@@ -168,11 +168,11 @@ fn rows_are_aligned_although_each_is_written_when_it_is_complete() {
     let output = run(&["verify", "--self", "--rounds", "2"]);
     let stdout = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = stdout.lines().collect();
-    assert_eq!((output.status.code(), lines.len()), (Some(0), 1 + 1 + 14 + 1), "{stdout}");
+    assert_eq!((output.status.code(), lines.len()), (Some(0), 1 + 1 + 28 + 1), "{stdout}");
     assert!(lines[1].starts_with("TYPE  OPERATION ") && lines[2].starts_with("RC    SEND "), "{stdout}");
-    assert!(lines[15].starts_with("UD    SEND with immediate ") && lines[16].contains("every byte"), "{stdout}");
+    assert!(lines[29].starts_with("XRC   ATOMIC WRITE ") && lines[30].contains("every byte"), "{stdout}");
     let end = lines[1].rfind("GIVEN UP").expect("a heading") + "GIVEN UP".len();
-    assert!(lines[2..16].iter().all(|line| line.len() == end), "aligned: {stdout}");
+    assert!(lines[2..30].iter().all(|line| line.len() == end), "aligned: {stdout}");
 }
 
 #[test]
