@@ -368,8 +368,12 @@ impl QueuePair {
     }
 
     pub(crate) fn tell(&self, event: QpEvent) {
-        if event == QpEvent::WqFatal && !self.is_work_queue() {
-            return;
+        if event == QpEvent::WqFatal {
+            if !self.is_work_queue() {
+                return;
+            }
+            // The machine says so when it is done with the frame; who hears of it now may ask at once.
+            self.set_state(QpState::Err);
         }
         for Listener { events, cookie } in &*self.listeners.lock() {
             events.push(AsyncEvent::Qp { cookie: *cookie, qpn: self.qpn, event });
