@@ -89,9 +89,7 @@ static unsigned one_of_each(struct node *node, uint64_t i)
 	with_pd.pd = pd;
 	struct ibv_qp *qp = qp_make(&with_pd, cq, cq, srq, 64);
 	struct address self = address_of(node, qp, mr);
-	struct ibv_ah_attr ah_attr = ah_attr_to(&self);
-	struct ibv_ah *ah = ibv_create_ah(pd, &ah_attr);
-	CHECK(ah != NULL, "ibv_create_ah: %s", strerror(errno));
+	struct ibv_ah *ah = ah_make(pd, &self);
 	if (i % 2) {
 		/* Some of them get work that is never done. */
 		qp_init(qp, &usual);

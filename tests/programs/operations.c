@@ -329,12 +329,8 @@ static void request_by_wr(enum ibv_qp_type type, uint64_t operations, unsigned c
 	tell_who(true);
 	open_ex(type, operations);
 	meet(qp);
-	if (type == IBV_QPT_UD) {
-		struct ibv_ah_attr to = ah_attr_to(&peer);
-
-		ah = ibv_create_ah(node.pd, &to);
-		EXPECT(ah != NULL, "ibv_create_ah: %s", strerror(errno));
-	}
+	if (type == IBV_QPT_UD)
+		ah = ah_make(node.pd, &peer);
 	barrier(1);
 	request_all(count);
 	part(qp);

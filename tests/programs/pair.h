@@ -364,6 +364,15 @@ __attribute__((unused)) static struct ibv_ah_attr ah_attr_to(const struct addres
 	return attr;
 }
 
+__attribute__((unused)) static struct ibv_ah *ah_make(struct ibv_pd *pd, const struct address *peer)
+{
+	struct ibv_ah_attr attr = ah_attr_to(peer);
+	struct ibv_ah *ah = ibv_create_ah(pd, &attr);
+
+	CHECK(ah != NULL, "ibv_create_ah: %s", strerror(errno));
+	return ah;
+}
+
 __attribute__((unused)) static int qp_try_rtr(struct ibv_qp *qp, const struct address *peer, uint32_t mtu, const struct conduct *conduct)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)mtu, .dest_qp_num = peer->qpn, .rq_psn = peer->psn};

@@ -124,12 +124,8 @@ static void request_to_cq_ex(enum ibv_qp_type type)
 	struct ibv_ah *ah = NULL;
 
 	meet(qp);
-	if (type == IBV_QPT_UD) {
-		struct ibv_ah_attr to = ah_attr_to(&peer);
-
-		ah = ibv_create_ah(node.pd, &to);
-		EXPECT(ah != NULL, "ibv_create_ah: %s", strerror(errno));
-	}
+	if (type == IBV_QPT_UD)
+		ah = ah_make(node.pd, &peer);
 	barrier(40);
 	send_messages(qp, ah);
 	take_all(cq, qp, check_sent);

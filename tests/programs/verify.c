@@ -670,12 +670,8 @@ static void set_up(void)
 	target_mr = mr_make(node.pd, target, SPACE, ALL_REMOTE | IBV_ACCESS_MW_BIND);
 	peer = connect_with(&node, qp, target_mr, &usual);
 	mtu = 128u << (node.port.active_mtu < peer.mtu ? node.port.active_mtu : peer.mtu);
-	if (opt.type == IBV_QPT_UD) {
-		struct ibv_ah_attr to = ah_attr_to(&peer);
-
-		ah = ibv_create_ah(node.pd, &to);
-		CHECK(ah != NULL, "ibv_create_ah: %s", strerror(errno));
-	}
+	if (opt.type == IBV_QPT_UD)
+		ah = ah_make(node.pd, &peer);
 }
 
 static void tear_down(void)

@@ -11,7 +11,7 @@ use ferroce_core::flow::{FlowId, FlowRule};
 use ferroce_core::{AsyncEvent, CoreError, KeyTable};
 use ferroce_link::Link;
 use ferroce_link::ring::WakeSocket;
-use ferroce_transport::{QpAttr, QpAttrMask, QpState};
+use ferroce_transport::{Nanos, QpAttr, QpAttrMask, QpState};
 use parking_lot::MutexGuard;
 
 use crate::clock;
@@ -67,6 +67,8 @@ pub struct Lane {
     state: Gate<LaneState>,
     /// Counts the program's polls, so that the progress thread sees whether it still polls.
     polls: AtomicU64,
+    /// When the program last turned the lane.
+    last_turn: AtomicU64,
     /// The progress thread.
     progress_sleeper: Sleeper,
     /// A program thread that waits for a completion event and looks after the lane meanwhile.
@@ -113,6 +115,7 @@ impl Lane {
             shared: LaneShared { number, keys },
             state: Gate::new(LaneState::new(link, relay, rings, Arc::clone(&raw), seed)),
             polls: AtomicU64::new(0),
+            last_turn: AtomicU64::new(0),
             progress_sleeper: Sleeper::new()?,
             attendant: Sleeper::new()?,
             attended: AtomicBool::new(false),
@@ -413,8 +416,12 @@ impl Lane {
             if self.is_closed() {
                 return;
             }
+            let now = clock::now();
+            if turn.is_of_program() {
+                self.last_turn.store(now, Ordering::Relaxed);
+            }
             let mut held = Held::new(self, state);
-            came |= held.state.run(&self.shared, clock::now(), turn, &bells);
+            came |= held.state.run(&self.shared, now, turn, &bells);
             held.leave();
             turn = Turn::POST;
         });
@@ -423,6 +430,11 @@ impl Lane {
 
     pub(crate) fn polls(&self) -> u64 {
         self.polls.load(Ordering::Relaxed)
+    }
+
+    /// When the program last turned the lane; 0: never.
+    pub(crate) fn last_turn(&self) -> Nanos {
+        self.last_turn.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -25,6 +25,7 @@ mod slots;
 mod spin;
 mod sync;
 mod timers;
+mod trust;
 mod windows;
 
 pub use attendance::Attendance;

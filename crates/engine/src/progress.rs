@@ -17,12 +17,17 @@ use crate::lane::{Lane, Progress};
 use crate::rings::RingSleep;
 use crate::sleeper::Sleeper;
 use crate::spin::Spin;
+use crate::trust::Trust;
 
 /// How long the thread leaves the lane to a polling program before it looks again.
 const WATCH_NS: i64 = 250_000;
 /// A program that polled so often since the last look waits by polling. One that sleeps in a completion channel also polls now and
 /// then, to find its queue empty: leaving the lane to it would delay the next packet.
 const SPINNER_POLLS: u64 = 4;
+/// A program that turned the lane last so long ago does not poll now: after a nap, and when this thread was woken for a packet, which
+/// a program that polls takes before this thread runs.
+const GONE_NS: u64 = 15_000;
+const ELSEWHERE_NS: u64 = 5_000;
 /// Longest sleep; bounds what a lost wake-up could cost.
 const SLEEP_MAX_NS: u64 = 100_000_000;
 
@@ -63,24 +68,20 @@ fn run(weak: &Weak<Lane>) {
     if let Err(error) = ferroce_link::sched::ask_for_short_slices() {
         log::debug!("no short slices for the progress thread: {error}");
     }
-    let mut polls_seen = 0;
-    let spin = Spin::default();
+    let mut watcher = Watcher::default();
     loop {
         let Some(lane) = weak.upgrade() else { return };
         if lane.is_closed() {
             return;
         }
-        let polls = lane.polls();
-        let spins = polls - polls_seen >= SPINNER_POLLS;
-        polls_seen = polls;
-        if spins {
-            drop(lane);
-            sleep_ns(WATCH_NS);
-        } else if lane.is_attended() {
-            sleep_relieved(&lane);
-        } else {
-            let watch = || watch(&lane, &spin, polls_seen);
-            if catch_unwind(AssertUnwindSafe(watch)).is_err() {
+        let look = || watcher.look(&lane);
+        match catch_unwind(AssertUnwindSafe(look)) {
+            Ok(Next::Nap) => {
+                drop(lane);
+                sleep_ns(WATCH_NS);
+            }
+            Ok(Next::Look) => {}
+            Err(_) => {
                 lane.fail();
                 return;
             }
@@ -88,23 +89,79 @@ fn run(weak: &Weak<Lane>) {
     }
 }
 
-/// Waits for something to do and does it, unless the program comes back to polling.
-fn watch(lane: &Lane, spin: &Spin, polls_seen: u64) {
-    let is_polled = || lane.polls() - polls_seen >= SPINNER_POLLS;
-    let start = clock::now();
-    // The packets of a stream come faster than a sleeping core wakes.
-    let spun = spin.wait(|| is_polled() || lane.is_attended() || lane.turn_awake());
-    if !spun {
-        lane.set_progress(Progress::OnDuty);
-        let slept = sleep_on(lane, lane.progress_sleeper());
-        lane.set_progress(Progress::Awake);
-        if !is_polled() && !lane.turn_blocking() && !slept {
-            // Somebody else holds the lane, and may need this core to go on. (Without need nobody is offered it: on a crowded one that
-            // takes milliseconds.)
-            thread::yield_now();
+/// What the thread does next.
+enum Next {
+    Look,
+    /// The lane is left to the program for [`WATCH_NS`].
+    Nap,
+}
+
+/// What the thread knows of the program.
+#[derive(Debug, Default)]
+struct Watcher {
+    /// How often the program had polled at the last look.
+    polls_seen: u64,
+    napped: bool,
+    spin: Spin,
+    trust: Trust,
+}
+
+impl Watcher {
+    fn look(&mut self, lane: &Lane) -> Next {
+        if std::mem::take(&mut self.napped) {
+            let gone = is_gone(lane, GONE_NS) && !lane.is_attended();
+            self.trust.napped(gone && lane.turn_blocking());
         }
+        let polls = lane.polls();
+        let spins = polls - self.polls_seen >= SPINNER_POLLS;
+        self.polls_seen = polls;
+        if spins && self.trust.leaves_the_lane() {
+            self.napped = true;
+            return Next::Nap;
+        }
+        if lane.is_attended() {
+            // Who waits for events looks after the lane in time.
+            self.trust.watched(false);
+            sleep_relieved(lane);
+        } else {
+            self.watch(lane);
+        }
+        Next::Look
     }
-    spin.learn(clock::now() - start);
+
+    /// Waits for something to do and does it, unless the program comes back to polling and can be trusted to go on.
+    fn watch(&mut self, lane: &Lane) {
+        let is_polled = || lane.polls() - self.polls_seen >= SPINNER_POLLS;
+        let is_left = || self.trust.leaves_the_lane() && is_polled();
+        let start = clock::now();
+        let (mut came, mut gone) = (false, false);
+        // The packets of a stream come faster than a sleeping core wakes.
+        let spun = self.spin.wait(|| {
+            is_left() || lane.is_attended() || {
+                gone = is_gone(lane, ELSEWHERE_NS);
+                came = lane.turn_awake();
+                came
+            }
+        });
+        if !spun {
+            lane.set_progress(Progress::OnDuty);
+            let slept = sleep_on(lane, lane.progress_sleeper());
+            lane.set_progress(Progress::Awake);
+            gone = is_gone(lane, ELSEWHERE_NS);
+            came = !is_left() && lane.turn_blocking();
+            if !came && !slept && !is_left() {
+                // Somebody else holds the lane, and may need this core to go on. (Without need nobody is offered it: on a crowded one that
+                // takes milliseconds.)
+                thread::yield_now();
+            }
+        }
+        self.trust.watched(came && gone);
+        self.spin.learn(clock::now() - start);
+    }
+}
+
+fn is_gone(lane: &Lane, ns: u64) -> bool {
+    clock::now().saturating_sub(lane.last_turn()) > ns
 }
 
 fn sleep_ns(ns: i64) {

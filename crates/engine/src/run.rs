@@ -57,6 +57,11 @@ impl Turn {
     pub(crate) const PROGRESS: Turn = Turn { link: true, relay: true, lazy: false };
     /// The progress thread while it waits awake: it will look at the relay before it sleeps for long.
     pub(crate) const PROGRESS_AWAKE: Turn = Turn { link: true, relay: false, lazy: false };
+
+    /// Does a thread of the program run it that waits for something?
+    pub(crate) fn is_of_program(self) -> bool {
+        self.lazy
+    }
 }
 
 /// Queue pairs whose ACK may wait for the program's answer; more than a few are no dialogue but a stream.

@@ -136,20 +136,11 @@ fn sizes() -> Vec<Row> {
                     let ours = waiting_by(perftest(place, test, bytes), waiting);
                     // What is small is a matter of messages.
                     let measure = if bytes < 4096 { Measure::Messages } else { Measure::Rate };
-                    let theirs = Some(iperf3(place, bytes));
-                    rows.push(Row { set: Set::Sizes, what: test.0, measure, ours, theirs, wanted: None });
+                    rows.push(compared(Set::Sizes, test.0, measure, ours, iperf3(place, bytes)));
                 }
             }
             let ours = waiting_by(perftest(place, ATOMIC_BW, 8), waiting);
-            let theirs = Some(iperf3(place, 8));
-            rows.push(Row {
-                set: Set::Sizes,
-                what: ATOMIC_BW.0,
-                measure: Measure::Messages,
-                ours,
-                theirs,
-                wanted: None,
-            });
+            rows.push(compared(Set::Sizes, ATOMIC_BW.0, Measure::Messages, ours, iperf3(place, 8)));
         }
     }
     rows
@@ -157,14 +148,6 @@ fn sizes() -> Vec<Row> {
 
 /// Latency: TCP's, and that of UCX and libfabric.
 fn latency() -> Vec<Row> {
-    let row = |test: Test, measure, ours, theirs| Row {
-        set: Set::Latency,
-        what: test.0,
-        measure,
-        ours,
-        theirs: Some(theirs),
-        wanted: None,
-    };
     let mut rows = Vec::new();
     for place in NETWORKS {
         for waiting in WAYS {
@@ -177,7 +160,7 @@ fn latency() -> Vec<Row> {
                 let ours = waiting_by(perftest(place, test, bytes), waiting);
                 let theirs = tcp(place, bytes, waiting, both_ways);
                 let measures = [Measure::Median, Measure::P99, Measure::P999];
-                rows.extend(measures.map(|measure| row(test, measure, ours, theirs)));
+                rows.extend(measures.map(|measure| compared(Set::Latency, test.0, measure, ours, theirs)));
             }
         }
     }
@@ -190,21 +173,14 @@ fn latency() -> Vec<Row> {
         (Where::Ethernet, 2, fabric(Where::Ethernet, "tcp", "msg", 2)),
         (Where::Ethernet, 2, ucx(Where::Ethernet, "tcp", "tag_lat", 2)),
     ] {
-        rows.push(row(SEND_LAT, Measure::Latency, perftest(place, SEND_LAT, bytes), theirs));
+        let ours = perftest(place, SEND_LAT, bytes);
+        rows.push(compared(Set::Latency, SEND_LAT.0, Measure::Latency, ours, theirs));
     }
     rows
 }
 
 /// What the processors of both ends spend.
 fn cpu() -> Vec<Row> {
-    let row = |test: Test, measure, ours, theirs| Row {
-        set: Set::Cpu,
-        what: test.0,
-        measure,
-        ours,
-        theirs: Some(theirs),
-        wanted: None,
-    };
     let mut rows = Vec::new();
     for place in NETWORKS {
         for waiting in WAYS {
@@ -212,15 +188,13 @@ fn cpu() -> Vec<Row> {
                 for test in [WRITE_BW, READ_BW, SEND_BW, ATOMIC_BW] {
                     if test != ATOMIC_BW || bytes == 8 {
                         let ours = waiting_by(perftest(place, test, bytes), waiting);
-                        rows.push(row(test, measure, ours, iperf3(place, bytes)));
+                        rows.push(compared(Set::Cpu, test.0, measure, ours, iperf3(place, bytes)));
                     }
                 }
             }
             let ours = waiting_by(perftest(place, SEND_LAT, 2), waiting);
-            rows.push(Row {
-                what: "SEND, there and back",
-                ..row(SEND_LAT, Measure::CpuPerMessage, ours, tcp(place, 2, waiting, false))
-            });
+            let theirs = tcp(place, 2, waiting, false);
+            rows.push(compared(Set::Cpu, "SEND, there and back", Measure::CpuPerMessage, ours, theirs));
         }
     }
     rows
@@ -234,14 +208,7 @@ fn queue_pairs() -> Vec<Row> {
             for count in [10, 100, 1000] {
                 let one = perftest(place, WRITE_BW, bytes);
                 let ours = over_queue_pairs(one, count);
-                rows.push(Row {
-                    set: Set::QueuePairs,
-                    what: WRITE_BW.0,
-                    measure,
-                    ours,
-                    theirs: Some(one),
-                    wanted: None,
-                });
+                rows.push(compared(Set::QueuePairs, WRITE_BW.0, measure, ours, one));
             }
         }
     }
@@ -265,9 +232,14 @@ fn guest() -> Vec<Row> {
     let sleeping = rows.into_iter().filter(|row| sleeps.contains(&row.0)).map(|row| (row, Waiting::Sleeping));
     let row = |((test, bytes, measure), waiting): ((Test, u32, Measure), Waiting)| {
         let ours = waiting_by(perftest(Where::Guest, test, bytes), waiting);
-        Row { set: Set::Guest, what: test.0, measure, ours, theirs: Some(by_rxe(ours)), wanted: None }
+        compared(Set::Guest, test.0, measure, ours, by_rxe(ours))
     };
     polling.chain(sleeping).map(row).collect()
+}
+
+/// A row without a goal.
+fn compared(set: Set, what: &'static str, measure: Measure, ours: Subject, theirs: Subject) -> Row {
+    Row { set, what, measure, ours, theirs: Some(theirs), wanted: None }
 }
 
 fn perftest(place: Where, test: Test, bytes: u32) -> Subject {
