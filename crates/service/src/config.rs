@@ -187,8 +187,8 @@ pub struct Limits {
     pub user: UserLimits,
 }
 
-/// Ids of the connection manager that programs may have in all. (There are a quarter more of them: those that linger.)
-pub const IDS_MAX: u32 = 49_152;
+/// Ids of the connection manager that programs may have in all. (Those that linger have room of their own.)
+pub const IDS_MAX: u32 = ferroce_cm::Limits::USUAL.ids as u32;
 
 /// Event channels that a limit may name; how many there can be is a matter of descriptors.
 pub const CHANNELS_MAX: u32 = 65_536;
@@ -224,8 +224,8 @@ impl Default for ProcessLimits {
     fn default() -> ProcessLimits {
         ProcessLimits {
             lanes: LANES_PER_CLIENT_MAX,
-            ids: 16_384,
-            listeners: 4096,
+            ids: ferroce_cm::Limits::USUAL.ids_per_owner as u32,
+            listeners: ferroce_cm::Limits::USUAL.listeners_per_owner as u32,
             pending_connections: 4096,
             event_channels: 1024,
             descriptors: 2048,

@@ -38,7 +38,6 @@ mod resume;
 
 use kept::Kept;
 pub use kept::NextKeeper;
-pub(crate) use limits::part_of_others;
 
 /// Lanes of one program, whatever the limits say. (A lane has room for 16,381 queue pairs.)
 pub const LANES_PER_CLIENT_MAX: u32 = 64;
@@ -722,11 +721,17 @@ impl Service {
     }
 
     fn status(&self, id: u64, from: u64) -> StatusPage {
-        let used = self.id_use();
         let mut rest = self.clients.range(from..).filter(|(_, client)| self.may_see(id, client.peer.uid));
         let status = |(id, client): (&u64, &Client)| {
-            let (used, channels) = (used.get(id).copied().unwrap_or_default(), self.cm.channels_of(*id));
-            client.status(used, channels, self.groups_of(client))
+            let kinds = self.cm.kinds_of(*id);
+            ClientStatus {
+                groups: self.groups_of(client),
+                ids: self.cm.ids_of(*id) as u32,
+                channels: self.cm.channels_of(*id) as u32,
+                listeners: kinds.listeners as u32,
+                pending: kinds.pending as u32,
+                ..client.status()
+            }
         };
         let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
@@ -800,18 +805,15 @@ impl Client {
         self.program.as_deref().unwrap_or("a program without a name")
     }
 
-    fn status(&self, used: limits::IdUse, channels: usize, groups: u32) -> ClientStatus {
+    /// What it has by itself, without what it has of the connection manager.
+    fn status(&self) -> ClientStatus {
         ClientStatus {
             pid: self.peer.pid,
             uid: self.peer.uid,
             program: self.program.clone().unwrap_or_default(),
             age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
-            groups,
-            ids: used.ids,
-            channels: channels as u32,
-            listeners: used.listeners,
-            pending: used.pending,
+            ..ClientStatus::default()
         }
     }
 }

@@ -56,11 +56,9 @@ impl Service {
 
     /// A page of the ids that a client is told of. Those that nobody owns any more are shown to who sees all.
     pub(super) fn cm_ids(&self, asker: u64, from: u64) -> CmIdPage {
-        let seen = |info: &IdInfo| {
-            let owner = info.owner.and_then(|Owner(client)| self.clients.get(&client));
-            self.may_see(asker, owner.map_or(self.uid, |owner| owner.peer.uid))
-        };
-        let (ids, next) = self.cm.page_of_ids(from, seen);
+        let uid = self.clients[&asker].peer.uid;
+        let user = (!self.may_see(asker, self.uid)).then(|| self.user(uid));
+        let (ids, next) = self.cm.page_of_ids(from, user);
         let status = |info: &IdInfo| CmIdStatus {
             id: info.id.number(),
             pid: info.owner.and_then(|Owner(client)| self.clients.get(&client)).map_or(0, |client| client.peer.pid),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use ferroce_cm::{Owner, State, leaves_room};
+use ferroce_cm::{Kinds, leaves_room, part_of_guests};
 use rustix::process::{Resource, getrlimit};
 
 use super::{CLIENTS_MAX, Service, has_socket};
@@ -32,15 +32,6 @@ const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 /// Users and limits that are remembered for that.
 const SAID_MAX: usize = 1024;
-
-/// Ids of one client that the limits are about.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct IdUse {
-    pub(super) ids: u32,
-    pub(super) listeners: u32,
-    /// Connections that are being made.
-    pub(super) pending: u32,
-}
 
 /// Who asks for something.
 struct Who<'a> {
@@ -74,17 +65,12 @@ struct Good {
     errno: i32,
 }
 
-/// Three quarters.
-pub(crate) const fn part_of_others(most: usize) -> usize {
-    most / 4 * 3
-}
-
 const PROGRAMS: Good = Good {
     what: "programs",
     keys: ["process.programs", "user.programs"],
     times: 1,
     most: CLIENTS_MAX,
-    others: part_of_others(CLIENTS_MAX),
+    others: part_of_guests(CLIENTS_MAX),
     errno: libc::EUSERS,
 };
 const LANES: Good = Good {
@@ -92,7 +78,7 @@ const LANES: Good = Good {
     keys: ["process.lanes", "user.lanes"],
     times: 1,
     most: LANE_MAX as usize,
-    others: part_of_others(LANE_MAX as usize),
+    others: part_of_guests(LANE_MAX as usize),
     errno: libc::ENOSPC,
 };
 /// Lanes, with those that were given back and whose relay somebody still has: the service keeps its end of that, and an entry.
@@ -100,7 +86,7 @@ const LENDS: Good = Good {
     what: "lanes, with those given back whose relay is open still (in a forked child, say),",
     times: LENDS_PER_LANE,
     most: LENDS_MAX,
-    others: part_of_others(LENDS_MAX),
+    others: part_of_guests(LENDS_MAX),
     ..LANES
 };
 const IDS: Good = Good {
@@ -108,7 +94,7 @@ const IDS: Good = Good {
     keys: ["process.ids", "user.ids"],
     times: 1,
     most: IDS_MAX as usize,
-    others: part_of_others(IDS_MAX as usize),
+    others: part_of_guests(IDS_MAX as usize),
     errno: libc::ENOMEM,
 };
 /// Bounded by ids.
@@ -223,22 +209,6 @@ pub(super) fn descriptors_for_programs() -> usize {
 }
 
 impl Service {
-    /// What clients have of the connection manager; who has nothing is left out.
-    pub(super) fn id_use(&self) -> BTreeMap<u64, IdUse> {
-        let mut by_client: BTreeMap<u64, IdUse> = BTreeMap::new();
-        for info in self.cm.ids() {
-            let Some(Owner(client)) = info.owner else { continue };
-            let used = by_client.entry(client).or_default();
-            used.ids += 1;
-            match info.state {
-                State::Listen => used.listeners += 1,
-                _ if is_pending(info.state) => used.pending += 1,
-                _ => {}
-            }
-        }
-        by_client
-    }
-
     /// Whether one more program of this user may connect.
     pub(super) fn may_connect(&mut self, peer: Peer) -> Result<(), ServiceError> {
         let mut taken = self.taken(peer.uid, None, |_, _| 1);
@@ -269,12 +239,12 @@ impl Service {
             CmRequest::CreateId { .. } | CmRequest::Adopt { .. } => self.may_have_id(id),
             CmRequest::Listen { .. } => {
                 let (process, user) = (self.options.limits.process.listeners, self.options.limits.user.listeners);
-                self.may_use_ids(id, &LISTENERS, |state| state == State::Listen, [process, user])
+                self.may_use_ids(id, &LISTENERS, |kinds| kinds.listeners, [process, user])
             }
             CmRequest::Connect { .. } | CmRequest::Resolve { .. } => {
                 let (process, user) = (&self.options.limits.process, &self.options.limits.user);
                 let limits = [process.pending_connections, user.pending_connections];
-                self.may_use_ids(id, &PENDING, is_pending, limits)
+                self.may_use_ids(id, &PENDING, |kinds| kinds.pending, limits)
             }
             _ => Ok(()),
         }
@@ -302,7 +272,7 @@ impl Service {
         let by_program = self.cm.ids_of(id);
         let (by_user, by_others) = self.cm.ids_of_user(self.user(peer.uid));
         // Those that linger are nobody's, and have a limit of their own.
-        let taken = Taken { all: by_program, by_others, by_user, by_program };
+        let taken = Taken { all: self.cm.ids_of_all(), by_others, by_user, by_program };
         let (process, user) = (self.options.limits.process.ids, self.options.limits.user.ids);
         self.check(peer, Some(id), &IDS, taken, 1, [Some(process), user])
     }
@@ -311,14 +281,13 @@ impl Service {
         &mut self,
         id: u64,
         good: &Good,
-        counts: fn(State) -> bool,
+        count: fn(Kinds) -> usize,
         [process, user]: [u32; 2],
     ) -> Result<(), ServiceError> {
         let peer = self.clients[&id].peer;
-        // Others' ids are not looked at: these limits are of users only, and one with many ids shall not hold others up.
-        let count = |id: u64| self.cm.states_of(id).filter(|state| counts(*state)).count();
-        let taken =
-            self.taken(peer.uid, Some(id), |id, client| if client.peer.uid == peer.uid { count(id) } else { 0 });
+        // Ids bound them for all together.
+        let by_user = count(self.cm.kinds_of_user(self.user(peer.uid)));
+        let taken = Taken { by_user, by_program: count(self.cm.kinds_of(id)), ..Taken::default() };
         self.check(peer, Some(id), good, taken, 1, [Some(process), Some(user)])
     }
 
@@ -329,7 +298,7 @@ impl Service {
             keys: ["process.descriptors", "user.descriptors"],
             times: 1,
             most: self.descriptors,
-            others: part_of_others(self.descriptors),
+            others: part_of_guests(self.descriptors),
             errno: libc::EMFILE,
         };
         let taken = self.descriptors_taken(peer.uid, id);
@@ -398,13 +367,6 @@ impl Taken {
         self.by_user += if by_user { amount } else { 0 };
         self.by_program += if by_program { amount } else { 0 };
     }
-}
-
-fn is_pending(state: State) -> bool {
-    matches!(
-        state,
-        State::ReqSent | State::MraReqRcvd | State::ReqRcvd | State::RepSent | State::MraRepRcvd | State::RepRcvd
-    )
 }
 
 #[cfg(test)]
