@@ -198,6 +198,11 @@ pub(crate) fn unread_descriptors(socket: BorrowedFd<'_>) -> Option<u64> {
     fdinfo(socket)?.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
 }
 
+/// What `ETOOMANYREFS` of sending a descriptor means, and what to do about it.
+pub(crate) const MANY_IN_FLIGHT: &str = "this user has too many descriptors on their way between processes, which nobody has read yet (more than \
+     RLIMIT_NOFILE allows): end programs that send some and do not read them, raise the service's hard limit (`ulimit -Hn`), or let it \
+     have CAP_SYS_RESOURCE";
+
 /// How many more descriptors this process can have; 0 also if there is no way to tell.
 pub(crate) fn free_numbers() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -45,11 +45,11 @@ impl Service {
                     epoll::add(&self.epoll, ours, Source::Channel(channel).token(), epoll::EventFlags::IN)
                 {
                     let error = ServiceError::system("no event channel: cannot watch it", errno);
-                    return self.reply_error(id, request, error.errno(), error.to_string());
+                    return self.reply_error(id, request, error);
                 }
                 self.reply(id, request, Reply::Cm(CmReply::Channel { channel }), &[theirs.as_fd()]);
             }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
         self.rewatch_channels();
     }

@@ -21,7 +21,7 @@ impl Service {
     pub(super) fn lease(&mut self, id: u64, request: u64) {
         let group = match self.open_group() {
             Ok(group) => group,
-            Err(error) => return self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => return self.reply_error(id, request, error),
         };
         if group.has_strangers() && self.opened.is_some_and(|opened| opened.elapsed() < STRANGERS_FIRST) {
             self.waiting.push((id, request));
@@ -34,7 +34,7 @@ impl Service {
                 self.reply(id, request, Reply::Lane { lane, seed, lease }, &descriptors);
                 self.audit(id, if copy.is_some() { "leased" } else { "leased without a socket" }, lane, lease);
             }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
     }
 
@@ -62,7 +62,7 @@ impl Service {
                 self.audit(id, "brought along from an earlier service", lane, lease);
                 self.reply(id, request, Reply::Reclaimed { lane }, &[relay.as_fd()]);
             }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
     }
 
