@@ -182,6 +182,9 @@ struct Lend {
     lease: u64,
     /// Multicast groups that the socket joined, and the interfaces.
     groups: Memberships,
+    /// Whose the offers of rings are that the relay's other end may not have read yet. (Those that an earlier process of the service
+    /// has passed on are not known.)
+    offers: Vec<Holder>,
     /// Whose it is, or was.
     holder: Holder,
 }
@@ -729,9 +732,12 @@ impl Service {
 
     fn status(&self, id: u64, from: u64) -> StatusPage {
         let mut rest = self.clients.range(from..).filter(|(_, client)| self.may_see(id, client.peer.uid));
+        let of_lends = self.descriptors_of_lends();
         let status = |(id, client): (&u64, &Client)| {
             let kinds = self.cm.kinds_of(*id);
+            let of_lends = of_lends.get(id).copied().unwrap_or(0);
             ClientStatus {
+                descriptors: (self.descriptors_of_client(*id) + of_lends) as u32,
                 groups: self.groups_of(client),
                 ids: self.cm.ids_of(*id) as u32,
                 channels: self.cm.channels_of(*id) as u32,

@@ -198,6 +198,14 @@ pub(crate) fn unread_descriptors(socket: BorrowedFd<'_>) -> Option<u64> {
     fdinfo(socket)?.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
 }
 
+/// Whether the other end of a Unix socket has read everything that was sent on this one (unix(7), `SIOCOUTQ`).
+pub(crate) fn is_all_read(socket: BorrowedFd<'_>) -> bool {
+    let mut unread: c_int = -1;
+    // SAFETY: the kernel writes an int to `unread`.
+    let status = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+    status == 0 && unread == 0
+}
+
 /// What `ETOOMANYREFS` of sending a descriptor means, and what to do about it.
 pub(crate) const MANY_IN_FLIGHT: &str = "this user has too many descriptors on their way between processes, which nobody has read yet (more than \
      RLIMIT_NOFILE allows): end programs that send some and do not read them, raise the service's hard limit (`ulimit -Hn`), or let it \

@@ -127,6 +127,7 @@ impl Service {
             .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
         let lend = self.lends.get_mut(&socket).expect("the lane is leased");
         let before = std::mem::replace(&mut lend.relay, ours);
+        lend.offers.clear();
         let closer = lend.closer.clone();
         self.unwatch(&before);
         closer.retire(before);
@@ -134,7 +135,7 @@ impl Service {
     }
 
     /// Lane, and what the client gets: a copy of its socket, if it may have one, and the relay's other end.
-    fn new_lane(&mut self, id: u64) -> Result<(u16, Option<OwnedFd>, OwnedFd), ServiceError> {
+    pub(super) fn new_lane(&mut self, id: u64) -> Result<(u16, Option<OwnedFd>, OwnedFd), ServiceError> {
         self.may_have_lane(id)?;
         let lane = self.free_lane_number()?;
         let (ours, theirs) = relay_pair()?;
@@ -152,7 +153,8 @@ impl Service {
     fn new_lend(&self, id: u64, relay: OwnedFd, lane: u16, lease: u64) -> Lend {
         let client = &self.clients[&id];
         let holder = Holder { client: id, uid: client.peer.uid };
-        Lend { relay, closer: client.closer.clone(), lane: Some(lane), lease, groups: Memberships::new(), holder }
+        let (closer, groups, offers) = (client.closer.clone(), Memberships::new(), Vec::new());
+        Lend { relay, closer, lane: Some(lane), lease, groups, offers, holder }
     }
 
     /// A name for a lease: random, not 0, and good for an id without a socket.

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ferroce_cm::{Kinds, leaves_room, part_of_guests};
 use rustix::process::{Resource, getrlimit};
 
-use super::{CLIENTS_MAX, Service, has_socket};
+use super::groups::Memberships;
+use super::{CLIENTS_MAX, Holder, Service, SocketId, has_socket};
 use crate::cm::protocol::CmRequest;
-use crate::config::{DESCRIPTORS_MAX, IDS_MAX};
+use crate::config::{DESCRIPTORS_MAX, GROUPS_OF_ALL_MAX, IDS_MAX, RING_OFFERS_MAX};
 use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::sys::Peer;
 use crate::{LANE_MAX, ServiceError};
@@ -200,6 +202,23 @@ impl Said {
     }
 }
 
+/// Descriptors that a lend takes: the service's end of its relay, and its socket.
+fn descriptors_of(socket: SocketId) -> usize {
+    if has_socket(socket) { 2 } else { 1 }
+}
+
+/// Groups of an IP version that the kernel lets one socket be in, as far as the service uses them.
+pub(super) fn groups_max(version_of: IpAddr) -> usize {
+    /// Where the system does not tell (`IP_MAX_MEMBERSHIPS` of ip(7)).
+    const USUAL: usize = 20;
+    let most = GROUPS_OF_ALL_MAX as usize;
+    if version_of.is_ipv6() {
+        return most;
+    }
+    let told = std::fs::read_to_string("/proc/sys/net/ipv4/igmp_max_memberships");
+    told.ok().and_then(|told| told.trim().parse().ok()).unwrap_or(USUAL).min(most)
+}
+
 /// Descriptors of this process that programs may have: what the system allows, but for those that the service needs itself.
 pub(super) fn descriptors_for_programs() -> usize {
     let allowed = getrlimit(Resource::Nofile).current.map_or(DESCRIPTORS_MAX as usize, |limit| limit as usize);
@@ -291,6 +310,63 @@ impl Service {
         self.check(peer, Some(id), good, taken, 1, [Some(process), Some(user)])
     }
 
+    /// Whether a program may have one more offer of a ring on its way.
+    pub(super) fn may_offer_ring(&mut self, holder: Holder) -> bool {
+        // Each is a descriptor in flight, of which a user who has no say in it may have as many as it may have open.
+        let most = (RING_OFFERS_MAX as usize).min(self.descriptors / 4);
+        let good = Good {
+            what: "offers of rings on their way",
+            keys: ["process.ring_offers", "user.ring_offers"],
+            times: 1,
+            most,
+            others: part_of_guests(most),
+            errno: libc::ENOBUFS,
+        };
+        let Some(peer) = self.clients.get(&holder.client).map(|client| client.peer) else { return false };
+        let limits = [Some(self.options.limits.process.ring_offers), self.options.limits.user.ring_offers];
+        if good.check(self.is_other(peer.uid), self.offers_taken(holder), 1, limits).is_ok() {
+            return true;
+        }
+        self.forget_read_offers(holder.uid);
+        self.check(peer, Some(holder.client), &good, self.offers_taken(holder), 1, limits).is_ok()
+    }
+
+    fn offers_taken(&self, holder: Holder) -> Taken {
+        let mut taken = Taken::default();
+        for sender in self.lends.values().flat_map(|lend| &lend.offers) {
+            taken.add(1, self.is_other(sender.uid), sender.uid == holder.uid, sender.client == holder.client);
+        }
+        taken
+    }
+
+    /// Whether the service's own socket may be in one more multicast group for a user's lanes that have none.
+    pub(super) fn may_join(&mut self, id: u64, wanted: (IpAddr, u32)) -> Result<(), ServiceError> {
+        let peer = self.clients[&id].peer;
+        let most = groups_max(wanted.0);
+        let good = Good {
+            what: "multicast groups of lanes without sockets",
+            keys: ["process.groups", "user.groups"],
+            times: 1,
+            most,
+            // The service's own user needs none of them: its lanes have sockets.
+            others: most,
+            errno: libc::ENOMEM,
+        };
+        let mut users = Memberships::new();
+        let mut all = Memberships::new();
+        for lend in self.lends.iter().filter(|(socket, _)| !has_socket(**socket)).map(|(_, lend)| lend) {
+            let of_kind = lend.groups.iter().filter(|(group, _)| group.is_ipv4() == wanted.0.is_ipv4());
+            let others = of_kind.filter(|membership| **membership != wanted);
+            if lend.holder.uid == peer.uid {
+                users.extend(others.clone());
+            }
+            all.extend(others);
+        }
+        let taken = Taken { all: all.len(), by_others: all.len(), by_user: users.len(), by_program: 0 };
+        let limits = [None, self.options.limits.user.groups];
+        self.check(peer, Some(id), &good, taken, 1, limits)
+    }
+
     /// Whether a program may make the service hold so many more descriptors.
     fn may_hold_descriptors(&mut self, peer: Peer, id: Option<u64>, wanted: usize) -> Result<(), ServiceError> {
         let good = Good {
@@ -306,14 +382,27 @@ impl Service {
         self.check(peer, id, &good, taken, wanted, [Some(process), user])
     }
 
+    /// Descriptors that a program's connection and its event channels take.
+    pub(super) fn descriptors_of_client(&self, id: u64) -> usize {
+        OF_CONNECTION + self.cm.channels_of(id)
+    }
+
+    /// Those that lanes take, by program; one of which a lane that was given back is open still may be gone.
+    pub(super) fn descriptors_of_lends(&self) -> BTreeMap<u64, usize> {
+        let mut of_clients = BTreeMap::new();
+        for (socket, lend) in &self.lends {
+            *of_clients.entry(lend.holder.client).or_default() += descriptors_of(*socket);
+        }
+        of_clients
+    }
+
     /// Descriptors that the service holds for programs: connections, lanes (also those that were given back, as long as a copy of the
     /// relay's other end is there), event channels, and what waits to be closed, though its program may be gone.
     fn descriptors_taken(&self, uid: u32, id: Option<u64>) -> Taken {
-        let mut taken = self.taken(uid, id, |id, _| OF_CONNECTION + self.cm.channels_of(id));
+        let mut taken = self.taken(uid, id, |id, _| self.descriptors_of_client(id));
         for (socket, lend) in &self.lends {
-            let held = if has_socket(*socket) { 2 } else { 1 };
             let holder = lend.holder;
-            taken.add(held, self.is_other(holder.uid), holder.uid == uid, Some(holder.client) == id);
+            taken.add(descriptors_of(*socket), self.is_other(holder.uid), holder.uid == uid, Some(holder.client) == id);
         }
         for (of, pending) in self.closers.all_pending() {
             taken.add(pending, self.is_other(of), of == uid, false);
