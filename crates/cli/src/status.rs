@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use ferroce_service::protocol::Status;
+use ferroce_service::config::ProcessLimits;
+use ferroce_service::protocol::{ClientStatus, Status};
 
 use crate::output::{Out, Table};
 use crate::programs;
 
-/// Show what the service holds: programs, their lanes, and how many of their ids listen for connections or connect (RDMA-CM);
-/// what users have of it all, and how much they may have by ferroce.toml (-: it says nothing; see `ferroced --help`).
+/// Show what the service holds: programs, their lanes, how many of their ids listen for connections or connect (RDMA-CM), and how many
+/// descriptors it has open for them; what users have of it all, and how much they may have by ferroce.toml (-: it says nothing; see
+/// `ferroced --help`).
 ///
 /// The service starts with the first program that opens a device, and ends by itself when nobody uses it. A lane is a
 /// receive socket and a prefix of queue pair numbers: the table of users counts them, that of programs lists their numbers.
@@ -56,17 +58,19 @@ fn lines(status: &Status) -> Vec<String> {
     )];
     let counters = status.counters;
     lines.push(format!(
-        "packets: {}, {} handed in, {} forwarded; dropped: {} short, {} without a lane, {} full, {} in a loop",
+        "packets: {}, {} handed in, {} forwarded; dropped: {} short, {} without a lane, {} full, {} in a loop, {} beyond a limit",
         counted(counters.strays, "stray"),
         counters.relay_in,
         counters.relay_out,
         counters.drop_short,
         counters.drop_no_lane,
         counters.drop_full,
-        counters.drop_loop
+        counters.drop_loop,
+        counters.drop_limit
     ));
     lines.extend(of_users(status).lines());
-    let mut table = Table::new(&[">PID", ">UID", ">KNOWN FOR s", ">LISTENERS", ">PENDING", "LANE NUMBERS", "PROGRAM"]);
+    let columns = [">PID", ">UID", ">KNOWN FOR s", ">LISTENERS", ">PENDING", ">DESCRIPTORS", "LANE NUMBERS", "PROGRAM"];
+    let mut table = Table::new(&columns);
     for client in &status.clients {
         let lanes: Vec<String> = client.lanes.iter().map(u16::to_string).collect();
         table.row([
@@ -75,6 +79,7 @@ fn lines(status: &Status) -> Vec<String> {
             client.age_s.to_string(),
             client.listeners.to_string(),
             client.pending.to_string(),
+            client.descriptors.to_string(),
             lanes.join(","),
             client.program.clone(),
         ]);
@@ -91,17 +96,19 @@ fn counted(number: impl Into<u64>, thing: &str) -> String {
 
 /// What users have of what they may have, and what one program may have.
 fn of_users(status: &Status) -> Table {
-    /// Programs, lanes, event channels, ids, listeners and connections that are being made.
-    type Amounts = [u32; 6];
+    /// Programs, lanes, event channels, ids, listeners, connections that are being made, and descriptors.
+    type Amounts = [u32; 7];
     let mut users: BTreeMap<u32, Amounts> = BTreeMap::new();
     for client in &status.clients {
-        let has = [1, client.lanes.len() as u32, client.channels, client.ids, client.listeners, client.pending];
+        let ClientStatus { channels, ids, listeners, pending, descriptors, .. } = *client;
+        let has = [1, client.lanes.len() as u32, channels, ids, listeners, pending, descriptors];
         let user = users.entry(client.uid).or_default();
         user.iter_mut().zip(has).for_each(|(sum, has)| *sum += has);
     }
     let (process, user) = (status.limits.process, status.limits.user);
-    let mut table = Table::new(&["USE", ">PROGRAMS", ">LANES", ">CHANNELS", ">IDS", ">LISTENERS", ">PENDING"]);
-    let mut row = |name: String, amounts: [Option<u32>; 6]| {
+    let columns = ["USE", ">PROGRAMS", ">LANES", ">CHANNELS", ">IDS", ">LISTENERS", ">PENDING", ">DESCRIPTORS"];
+    let mut table = Table::new(&columns);
+    let mut row = |name: String, amounts: [Option<u32>; 7]| {
         // None: ferroce.toml says nothing of it.
         let amounts = amounts.map(|amount| amount.map_or("-".into(), |amount| amount.to_string()));
         table.row(std::iter::once(name).chain(amounts));
@@ -110,16 +117,17 @@ fn of_users(status: &Status) -> Table {
         row(format!("uid {uid}"), amounts.map(Some));
     }
     let (listeners, pending) = (Some(user.listeners), Some(user.pending_connections));
-    row("limit of a user".into(), [user.programs, user.lanes, user.event_channels, user.ids, listeners, pending]);
-    let of_program =
-        [1, process.lanes, process.event_channels, process.ids, process.listeners, process.pending_connections];
+    let of_user = [user.programs, user.lanes, user.event_channels, user.ids, listeners, pending, user.descriptors];
+    row("limit of a user".into(), of_user);
+    let ProcessLimits { lanes, ids, listeners, pending_connections, event_channels, descriptors, .. } = process;
+    let of_program = [1, lanes, event_channels, ids, listeners, pending_connections, descriptors];
     row("limit of a program".into(), of_program.map(Some));
     table
 }
 
 #[cfg(test)]
 mod tests {
-    use ferroce_service::protocol::{ClientStatus, Counters};
+    use ferroce_service::protocol::Counters;
 
     use super::*;
 
@@ -147,6 +155,7 @@ mod tests {
                 ids: 7,
                 listeners: 1,
                 pending: 5,
+                descriptors: 8,
             }],
             sockets: 4,
             lingering: 0,
@@ -157,13 +166,14 @@ mod tests {
             lines(&status),
             [
                 "service: pid 10, keeper 9, uid 1000, UDP port 4791, up 5 s, 0 restarts, 4 sockets, 0 lingering",
-                "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop",
-                "USE                 PROGRAMS  LANES  CHANNELS    IDS  LISTENERS  PENDING",
-                "uid 1000                   1      2         2      7          1        5",
-                "limit of a user            -      -         -      -      16384    16384",
-                "limit of a program         1     64      1024  16384       4096     4096",
-                "PID   UID  KNOWN FOR s  LISTENERS  PENDING  LANE NUMBERS  PROGRAM",
-                " 11  1000            3          1        5  1,2           ib_write_bw",
+                "packets: 2 strays, 0 handed in, 0 forwarded; dropped: 0 short, 0 without a lane, 0 full, 0 in a loop, \
+                 0 beyond a limit",
+                "USE                 PROGRAMS  LANES  CHANNELS    IDS  LISTENERS  PENDING  DESCRIPTORS",
+                "uid 1000                   1      2         2      7          1        5            8",
+                "limit of a user            -      -         -      -      16384    16384            -",
+                "limit of a program         1     64      1024  16384       4096     4096         2048",
+                "PID   UID  KNOWN FOR s  LISTENERS  PENDING  DESCRIPTORS  LANE NUMBERS  PROGRAM",
+                " 11  1000            3          1        5            8  1,2           ib_write_bw",
             ]
         );
     }

@@ -109,7 +109,7 @@ impl Cm {
         self.by_remote.insert(by_id, id);
         self.by_remote_qpn.insert(by_qpn, id);
         self.by_qpn.insert(connection.param.qpn, id);
-        self.ids.get_mut(&id).expect("it was just made").role = Role::Conn(Box::new(conn));
+        self.set_role(id, Role::Conn(Box::new(conn)));
         Ok(id)
     }
 }

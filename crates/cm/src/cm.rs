@@ -9,10 +9,10 @@ use rand::{Rng, RngCore, SeedableRng};
 
 use crate::conn::{Conn, Peer};
 use crate::event::{Event, EventKind};
-use crate::limit::Users;
+use crate::limit::{Kinds, Users};
 use crate::param::{BindOptions, Path, QpParameters, Transmit};
 use crate::ports::Ports;
-use crate::{CmError, CmId, Config, Nanos, Owner, Service, State, Stats};
+use crate::{CmError, CmId, Config, Nanos, Owner, Service, State, Stats, User};
 
 /// Datagrams that wait for the host to take them; more are dropped, as the network could have done.
 const MAX_TRANSMITS: usize = 16_384;
@@ -95,15 +95,15 @@ pub(crate) struct Listener {
     pub backlog: usize,
     /// Requests that wait, by peer.
     pub waiting: BTreeMap<Peer, usize>,
-    /// Their sum.
-    pub waiting_count: usize,
+    /// Their ids.
+    pub waiting_ids: BTreeSet<CmId>,
 }
 
 /// What an owner has.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     pub ids: BTreeSet<CmId>,
-    pub listeners: usize,
+    pub kinds: Kinds,
 }
 
 /// One id, for tables.
@@ -138,6 +138,22 @@ impl Id {
             Role::Listener(_) => State::Listen,
             Role::Conn(conn) => conn.state,
             Role::Done => State::Done,
+        }
+    }
+
+    fn info(&self, id: CmId) -> IdInfo {
+        let conn = self.conn();
+        IdInfo {
+            id,
+            owner: self.owner,
+            space: self.space,
+            service: self.service,
+            state: self.state(),
+            local: conn.map(|conn| conn.local).or(self.bound),
+            peer: conn.map(|conn| conn.peer),
+            qpn: conn.map(|conn| conn.param.qpn).filter(|qpn| *qpn != 0),
+            remote_qpn: conn.and_then(|conn| conn.remote).map(|remote| remote.qpn),
+            waiting: if let Role::Listener(listener) = &self.role { listener.waiting_ids.len() } else { 0 },
         }
     }
 
@@ -188,10 +204,43 @@ impl Cm {
     pub(crate) fn insert_id(&mut self, owner: Owner, space: PortSpace, service: Service, role: Role) -> CmId {
         self.last_id += 1;
         let id = CmId(self.last_id);
-        self.ids.insert(id, Id { owner: Some(owner), space, service, bound: None, waits_at: None, role });
+        let entry = Id { owner: Some(owner), space, service, bound: None, waits_at: None, role };
+        let state = entry.state();
+        self.ids.insert(id, entry);
         self.owners.entry(owner).or_default().ids.insert(id);
-        self.users.count(owner);
+        self.users.count(owner, id);
+        self.recount(owner, None, Some(state));
         id
+    }
+
+    /// What an id is from now on.
+    pub(crate) fn set_role(&mut self, id: CmId, role: Role) {
+        self.change(id, |entry| entry.role = role);
+    }
+
+    /// The state of a connection from now on.
+    pub(crate) fn set_state(&mut self, id: CmId, state: State) {
+        self.change(id, |entry| match &mut entry.role {
+            Role::Conn(conn) => conn.state = state,
+            _ => panic!("tables name connections that exist"),
+        });
+    }
+
+    /// Changes an id, and what its owner and its user have of its kind.
+    fn change(&mut self, id: CmId, change: impl FnOnce(&mut Id)) {
+        let entry = self.ids.get_mut(&id).expect("only ids that exist are changed");
+        let before = entry.state();
+        change(entry);
+        let (after, owner) = (entry.state(), entry.owner);
+        if let Some(owner) = owner {
+            self.recount(owner, Some(before), Some(after));
+        }
+    }
+
+    /// An id of an owner had one state, and has another; None: it is not there, or not the owner's any more.
+    fn recount(&mut self, owner: Owner, before: Option<State>, after: Option<State>) {
+        self.owners.get_mut(&owner).expect("the owner of an id has a usage").kinds.change(before, after);
+        self.users.recount(owner, before, after);
     }
 
     /// Gives an idle id an address; port 0 stands for any free one (`rdma_bind_addr`). Gives the address with its port.
@@ -220,17 +269,16 @@ impl Cm {
             return Err(CmError::State { command: "listen", state: entry.state() });
         }
         let bound = entry.bound.ok_or(CmError::NotBound)?;
-        let usage = self.owners.get_mut(&owner).expect("the owner of an id has a usage");
-        if usage.listeners >= limits.listeners_per_owner {
+        let usage = self.owners.get(&owner).expect("the owner of an id has a usage");
+        if usage.kinds.listeners >= limits.listeners_per_owner {
             return Err(CmError::Limit { what: "listeners for a process", limit: limits.listeners_per_owner });
         }
         self.ports.listen(entry.space, bound.port(), id)?;
-        usage.listeners += 1;
         let backlog = match usize::try_from(backlog).unwrap_or(limits.backlog) {
             0 => limits.backlog,
             backlog => backlog.min(limits.backlog),
         };
-        entry.role = Role::Listener(Listener { backlog, waiting: BTreeMap::new(), waiting_count: 0 });
+        self.set_role(id, Role::Listener(Listener { backlog, waiting: BTreeMap::new(), waiting_ids: BTreeSet::new() }));
         Ok(())
     }
 
@@ -239,7 +287,7 @@ impl Cm {
         let Some((listener, peer)) = self.ids.get_mut(&id).and_then(|entry| entry.waits_at.take()) else { return };
         // The listener may be gone, but then its number means nobody else.
         let Some(Role::Listener(listener)) = self.ids.get_mut(&listener).map(|entry| &mut entry.role) else { return };
-        listener.waiting_count -= 1;
+        listener.waiting_ids.remove(&id);
         let count = listener.waiting.get_mut(&peer).expect("it was counted when it came");
         *count -= 1;
         if *count == 0 {
@@ -261,14 +309,14 @@ impl Cm {
         self.take_request(id);
         let entry = self.ids.get_mut(&id).expect("the caller has looked");
         let owner = entry.owner.take().expect("the caller has looked");
-        let listens = matches!(entry.role, Role::Listener(_));
+        let state = entry.state();
         if let Some(bound) = entry.bound.take() {
             self.ports.release(entry.space, bound.port(), id);
         }
+        self.recount(owner, Some(state), None);
+        self.users.discount(owner, id);
         let usage = self.owners.get_mut(&owner).expect("the owner of an id has a usage");
         usage.ids.remove(&id);
-        self.users.discount(owner);
-        usage.listeners -= usize::from(listens);
         if usage.ids.is_empty() {
             self.owners.remove(&owner);
         }
@@ -285,9 +333,14 @@ impl Cm {
         }
     }
 
+    /// Ids without an owner.
+    pub(crate) fn lingering(&self) -> usize {
+        self.owing.len() + self.waiting.len()
+    }
+
     /// Ids that linger are not kept beyond the limit. Those that owe their peer nothing go first.
     pub(crate) fn evict(&mut self) {
-        while self.owing.len() + self.waiting.len() > self.config.limits.lingering {
+        while self.lingering() > self.config.limits.lingering {
             let oldest = *self.waiting.first().or(self.owing.first()).expect("it is not empty");
             self.finish(oldest);
             self.stats.lingering_evicted += 1;
@@ -299,7 +352,7 @@ impl Cm {
         self.unregister(id);
         let entry = self.ids.get_mut(&id).expect("only ids that exist are finished");
         if entry.owner.is_some() {
-            entry.role = Role::Done;
+            self.set_role(id, Role::Done);
         } else {
             self.ids.remove(&id);
             self.owing.remove(&id);
@@ -466,10 +519,12 @@ impl Cm {
         self.owned(id).map(Id::state)
     }
 
-    /// The states of an owner's ids.
-    pub fn states_of(&self, owner: Owner) -> impl Iterator<Item = State> {
-        let ids = self.owners.get(&owner).into_iter().flat_map(|usage| &usage.ids);
-        ids.map(|id| self.ids[id].state())
+    /// Requests that came to a listener and that the program has not taken.
+    pub fn waiting_at(&self, listener: CmId) -> Vec<CmId> {
+        match self.ids.get(&listener).map(|entry| &entry.role) {
+            Some(Role::Listener(listener)) => listener.waiting_ids.iter().copied().collect(),
+            _ => Vec::new(),
+        }
     }
 
     /// The address of an id, and the peer's.
@@ -492,21 +547,12 @@ impl Cm {
 
     /// Those from a number on.
     pub fn ids_from(&self, first: CmId) -> impl Iterator<Item = IdInfo> {
-        self.ids.range(first..).map(|(id, entry)| {
-            let conn = entry.conn();
-            IdInfo {
-                id: *id,
-                owner: entry.owner,
-                space: entry.space,
-                service: entry.service,
-                state: entry.state(),
-                local: conn.map(|conn| conn.local).or(entry.bound),
-                peer: conn.map(|conn| conn.peer),
-                qpn: conn.map(|conn| conn.param.qpn).filter(|qpn| *qpn != 0),
-                remote_qpn: conn.and_then(|conn| conn.remote).map(|remote| remote.qpn),
-                waiting: if let Role::Listener(listener) = &entry.role { listener.waiting_count } else { 0 },
-            }
-        })
+        self.ids.range(first..).map(|(id, entry)| entry.info(*id))
+    }
+
+    /// Those of a user's owners, from a number on.
+    pub fn ids_of_user_from(&self, user: User, first: CmId) -> impl Iterator<Item = IdInfo> {
+        self.users.ids(user).into_iter().flat_map(move |ids| ids.range(first..)).map(|id| self.ids[id].info(*id))
     }
 
     /// Counters.
@@ -520,7 +566,7 @@ impl Cm {
     /// It does not hold.
     pub fn check(&self) {
         let limits = &self.config.limits;
-        assert!(self.ids.len() <= limits.ids, "{} ids", self.ids.len());
+        assert!(self.ids_with_owners() <= limits.ids, "{} ids", self.ids_with_owners());
         assert!(self.owing.len() + self.waiting.len() <= limits.lingering);
         assert!(self.owing.is_disjoint(&self.waiting));
         let mut timers = 0;
@@ -555,16 +601,18 @@ impl Cm {
         assert_eq!(self.timers.len(), timers, "timers of ids that are gone");
         for (id, entry) in &self.ids {
             let Role::Listener(listener) = &entry.role else { continue };
-            assert_eq!(listener.waiting_count, waiting.get(id).copied().unwrap_or(0), "{id:?}");
-            assert_eq!(listener.waiting_count, listener.waiting.values().sum::<usize>());
-            assert!(listener.waiting_count <= listener.backlog);
+            assert_eq!(listener.waiting_ids.len(), waiting.get(id).copied().unwrap_or(0), "{id:?}");
+            assert_eq!(listener.waiting_ids.len(), listener.waiting.values().sum::<usize>());
+            assert!(listener.waiting_ids.len() <= listener.backlog);
         }
         for usage in self.owners.values() {
             assert!(!usage.ids.is_empty() && usage.ids.len() <= limits.ids_per_owner);
-            assert!(usage.listeners <= limits.listeners_per_owner);
-            assert!(usage.ids.iter().all(|id| self.ids.contains_key(id)));
+            assert!(usage.kinds.listeners <= limits.listeners_per_owner);
+            let mut kinds = Kinds::default();
+            usage.ids.iter().for_each(|id| kinds.change(None, Some(self.ids[id].state())));
+            assert_eq!(usage.kinds, kinds);
         }
-        self.users.check(|owner| self.owners.get(&owner).map_or(0, |usage| usage.ids.len()));
+        self.users.check(&self.owners);
         assert!(self.users.ids_of_guests() <= limits.ids_of_guests);
         let tables = [
             self.by_comm_id.values().collect::<Vec<_>>(),

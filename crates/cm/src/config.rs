@@ -1,6 +1,6 @@
 //! What a host may choose.
 
-use crate::Nanos;
+use crate::{Nanos, part_of_guests};
 
 /// Everything that [`Cm`](crate::Cm) is made with.
 #[derive(Clone, Debug)]
@@ -27,14 +27,14 @@ impl Config {
 /// How much may be there at once. What is above is refused to programs with an error, and dropped from the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Ids in all, with those that linger.
+    /// Ids that have owners, in all. Those that linger have room of their own.
     pub ids: usize,
     /// Ids of one owner, requests that it has not taken yet included.
     pub ids_per_owner: usize,
     /// Ids of all owners of one user ([`Cm::enroll`](crate::Cm::enroll)). None: a guest has at most as many as it leaves to further
     /// guests ([`leaves_room`](crate::leaves_room)), others as many as there are.
     pub ids_per_user: Option<usize>,
-    /// Ids of all guests together: what is above, without those that linger, is there for others.
+    /// Ids of all guests together: what is above is there for others.
     pub ids_of_guests: usize,
     /// Listeners of one owner.
     pub listeners_per_owner: usize,
@@ -47,19 +47,23 @@ pub struct Limits {
     pub lingering: usize,
 }
 
+impl Limits {
+    /// The usual ones.
+    pub const USUAL: Limits = Limits {
+        ids: 49_152,
+        ids_per_owner: 16_384,
+        ids_per_user: None,
+        ids_of_guests: part_of_guests(49_152),
+        listeners_per_owner: 4_096,
+        backlog: 1_024,
+        pending_per_peer: 512,
+        lingering: 16_384,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Limits {
-        Limits {
-            ids: 65_536,
-            ids_per_owner: 16_384,
-            ids_per_user: None,
-            // Three quarters of what cannot linger.
-            ids_of_guests: 36_864,
-            listeners_per_owner: 4_096,
-            backlog: 1_024,
-            pending_per_peer: 512,
-            lingering: 16_384,
-        }
+        Limits::USUAL
     }
 }
 

@@ -79,7 +79,7 @@ impl Cm {
         self.by_qpn.insert(conn.param.qpn, id);
         conn.response_timeout = timing.time(timing.response_timeout);
         conn.max_retries = timing.max_retries;
-        self.ids.get_mut(&id).expect("require has looked").role = Role::Conn(Box::new(conn));
+        self.set_role(id, Role::Conn(Box::new(conn)));
         self.send_with_retries(now, id, mad);
         Ok(())
     }
@@ -105,13 +105,13 @@ impl Cm {
 
         self.take_request(id);
         let target_ack_delay = self.config.timing.target_ack_delay;
+        self.set_state(id, State::RepSent);
         let conn = self.conn_mut(id);
         conn.param.qpn = accept.param.qpn;
         conn.param.srq = accept.param.srq;
         conn.param.responder_resources = accept.param.responder_resources;
         conn.param.initiator_depth = accept.param.initiator_depth;
         conn.param.flow_control = accept.param.flow_control;
-        conn.state = State::RepSent;
         let end = Accepted::of(conn.param.qp_type, &accept.param);
         let rep = Rep {
             local_comm_id: conn.comm_id,
@@ -163,9 +163,9 @@ impl Cm {
         self.send_of(id, mad);
         self.free_queue_pairs(id);
         let until = now + 2 * self.conn(id).response_timeout.min(self.config.timing.time(21));
+        self.set_state(id, State::Timewait);
         let conn = self.conn_mut(id);
         conn.reject = Some(Box::new(mad));
-        conn.state = State::Timewait;
         conn.timewait_ends = until;
         self.set_timer(id, Some(until));
     }
@@ -192,8 +192,8 @@ impl Cm {
     pub fn establish(&mut self, id: CmId) -> Result<(), CmError> {
         self.require("establish", id, Service::Connected, &[State::RepRcvd])?;
         let mad = self.conn(id).rtu();
+        self.set_state(id, State::Established);
         let conn = self.conn_mut(id);
-        conn.state = State::Established;
         conn.announce_exit = true;
         conn.last = Some(Box::new(mad));
         self.send_of(id, mad);
@@ -212,8 +212,8 @@ impl Cm {
     /// The passive end is connected.
     pub(crate) fn ready(&mut self, id: CmId) {
         self.stop(id);
+        self.set_state(id, State::Established);
         let conn = self.conn_mut(id);
-        conn.state = State::Established;
         conn.announce_exit = true;
         self.raise(id, EventKind::Established);
     }
@@ -232,9 +232,9 @@ impl Cm {
     pub(crate) fn send_dreq(&mut self, now: Nanos, id: CmId) {
         let tid = self.rng.next_u64();
         let timing = self.config.timing;
+        self.set_state(id, State::DreqSent);
         let conn = self.conn_mut(id);
         let tid = if conn.active { conn.tid } else { tid };
-        conn.state = State::DreqSent;
         conn.response_timeout = conn.release_timeout(&timing);
         conn.max_retries = timing.max_retries;
         let mad = conn.dreq(tid);
@@ -293,10 +293,7 @@ impl Cm {
 
     /// Requests that the program has not taken go with their listener.
     fn destroy_waiting(&mut self, now: Nanos, listener: CmId) {
-        let usage = self.owned(listener).ok().and_then(|entry| self.owners.get(&entry.owner?));
-        let ids = usage.expect("a listener has an owner").ids.iter().copied();
-        let waits = |id: &CmId| self.ids[id].waits_at.is_some_and(|(at, _)| at == listener);
-        for id in ids.filter(waits).collect::<Vec<_>>() {
+        for id in self.waiting_at(listener) {
             self.destroy(now, id).expect("it was just looked up");
         }
     }
@@ -324,8 +321,8 @@ impl Cm {
     pub(crate) fn enter_timewait(&mut self, now: Nanos, id: CmId) {
         self.stop(id);
         let timing = self.config.timing;
+        self.set_state(id, State::Timewait);
         let conn = self.conn_mut(id);
-        conn.state = State::Timewait;
         let span = conn.timewait(&timing);
         // As long as a peer may ask to have its DREQ confirmed.
         conn.timewait_ends = now + span.max(16 * conn.release_timeout(&timing));
@@ -380,12 +377,13 @@ impl Cm {
 
     fn send_again(&mut self, now: Nanos, id: CmId) {
         let spread = self.rng.next_u32();
-        let conn = self.conn_mut(id);
-        conn.state = match conn.state {
+        let state = match self.conn(id).state {
             State::MraReqRcvd => State::ReqSent,
             State::MraRepRcvd => State::RepSent,
             state => state,
         };
+        self.set_state(id, state);
+        let conn = self.conn_mut(id);
         let mad = **conn.last.as_ref().expect("who waits for an answer can ask again");
         let retry = conn.retry.as_mut().expect("only who waits for an answer has a timer");
         retry.back_off();

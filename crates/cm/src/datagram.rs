@@ -42,7 +42,7 @@ impl Cm {
         };
         let mad = Mad::new(conn.tid, req.into());
         self.by_comm_id.insert(conn.comm_id, id);
-        self.ids.get_mut(&id).expect("require has looked").role = Role::Conn(Box::new(conn));
+        self.set_role(id, Role::Conn(Box::new(conn)));
         self.send_with_retries(now, id, mad);
         Ok(())
     }
@@ -85,8 +85,8 @@ impl Cm {
     /// Sends the answer, and keeps it for as long as the peer may ask again: there is no message that confirms it.
     fn answer_request(&mut self, now: Nanos, id: CmId, mad: Mad) {
         let timing = self.config.timing;
+        self.set_state(id, State::SidrRepSent);
         let conn = self.conn_mut(id);
-        conn.state = State::SidrRepSent;
         conn.last = Some(Box::new(mad));
         self.set_timer(id, Some(now + 2 * timing.time(timing.response_timeout)));
         self.send_of(id, mad);

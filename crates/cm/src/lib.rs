@@ -55,7 +55,7 @@ pub use cm::{Cm, IdInfo};
 pub use config::{Config, Limits, Timing};
 pub use error::{CmError, DropReason, errno};
 pub use event::{ConnectRequest, Event, EventKind, PrivateData};
-pub use limit::{User, leaves_room};
+pub use limit::{Kinds, User, leaves_room, part_of_guests};
 pub use param::{
     AcceptDatagramParam, AcceptParam, Arrival, BindOptions, ConnectParam, ConnectionParam, Path, QpParameters, QpType,
     ResolveParam, Transmit,

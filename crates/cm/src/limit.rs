@@ -1,8 +1,9 @@
 //! How many ids owners and users may have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Cm, DropReason, Owner};
+use crate::cm::Usage;
+use crate::{Cm, CmId, DropReason, Owner, State};
 
 /// Whose a process is, as its host numbers users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +21,30 @@ pub struct User {
 pub fn leaves_room(mine: usize, taken: usize, most: usize) -> bool {
     let left = most.saturating_sub(taken);
     left > 0 && (mine == 0 || mine + 2 <= left)
+}
+
+/// What guests may have of so much: three quarters.
+pub const fn part_of_guests(most: usize) -> usize {
+    most / 4 * 3
+}
+
+/// How many ids of some kinds there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// Those that listen.
+    pub listeners: usize,
+    /// Those with a connection that is being made.
+    pub pending: usize,
+}
+
+impl Kinds {
+    /// One had that state, and has another; None: it is not there.
+    pub(crate) fn change(&mut self, before: Option<State>, after: Option<State>) {
+        let is = |state: Option<State>, kind: fn(State) -> bool| usize::from(state.is_some_and(kind));
+        let listens = |state| state == State::Listen;
+        self.listeners = self.listeners + is(after, listens) - is(before, listens);
+        self.pending = self.pending + is(after, State::is_pending) - is(before, State::is_pending);
+    }
 }
 
 /// Who has no room for one more id.
@@ -69,7 +94,8 @@ pub(crate) struct Users {
 #[derive(Debug, Default)]
 struct Count {
     owners: usize,
-    ids: usize,
+    ids: BTreeSet<CmId>,
+    kinds: Kinds,
 }
 
 impl Users {
@@ -89,20 +115,25 @@ impl Users {
         }
     }
 
-    pub(crate) fn count(&mut self, owner: Owner) {
+    pub(crate) fn count(&mut self, owner: Owner, id: CmId) {
         let Some(user) = self.members.get(&owner) else { return };
-        self.users.get_mut(user).expect("a member is counted").ids += 1;
+        self.users.get_mut(user).expect("a member is counted").ids.insert(id);
         self.ids_of_guests += usize::from(user.guest);
     }
 
-    pub(crate) fn discount(&mut self, owner: Owner) {
+    pub(crate) fn discount(&mut self, owner: Owner, id: CmId) {
         let Some(user) = self.members.get(&owner) else { return };
-        self.users.get_mut(user).expect("a member is counted").ids -= 1;
+        self.users.get_mut(user).expect("a member is counted").ids.remove(&id);
         self.ids_of_guests -= usize::from(user.guest);
     }
 
-    fn ids(&self, user: User) -> usize {
-        self.users.get(&user).map_or(0, |count| count.ids)
+    pub(crate) fn recount(&mut self, owner: Owner, before: Option<State>, after: Option<State>) {
+        let Some(user) = self.members.get(&owner) else { return };
+        self.users.get_mut(user).expect("a member is counted").kinds.change(before, after);
+    }
+
+    pub(crate) fn ids(&self, user: User) -> Option<&BTreeSet<CmId>> {
+        self.users.get(&user).map(|count| &count.ids)
     }
 
     pub(crate) fn ids_of_guests(&self) -> usize {
@@ -113,14 +144,20 @@ impl Users {
     ///
     /// # Panics
     /// They are not.
-    pub(crate) fn check(&self, ids_of: impl Fn(Owner) -> usize) {
+    pub(crate) fn check(&self, usages: &BTreeMap<Owner, Usage>) {
         for (user, count) in &self.users {
-            let owners = self.members.iter().filter(|(_, of)| *of == user).map(|(owner, _)| *owner);
-            let (owners, ids) = owners.fold((0, 0), |(owners, ids), owner| (owners + 1, ids + ids_of(owner)));
-            assert_eq!((count.owners, count.ids), (owners, ids), "{user:?}");
+            let owners = || self.members.iter().filter(|(_, of)| *of == user).map(|(owner, _)| owner);
+            let usages = || owners().filter_map(|owner| usages.get(owner));
+            assert_eq!(count.owners, owners().count(), "{user:?}");
+            assert_eq!(count.ids, usages().flat_map(|usage| &usage.ids).copied().collect(), "{user:?}");
+            let kinds = usages().fold(Kinds::default(), |sum, Usage { kinds, .. }| Kinds {
+                listeners: sum.listeners + kinds.listeners,
+                pending: sum.pending + kinds.pending,
+            });
+            assert_eq!(count.kinds, kinds, "{user:?}");
         }
         let guests = self.users.iter().filter(|(user, _)| user.guest);
-        assert_eq!(self.ids_of_guests, guests.map(|(_, count)| count.ids).sum::<usize>());
+        assert_eq!(self.ids_of_guests, guests.map(|(_, count)| count.ids.len()).sum::<usize>());
     }
 }
 
@@ -142,7 +179,22 @@ impl Cm {
 
     /// Ids of all owners of a user.
     pub fn ids_of_user(&self, user: User) -> usize {
-        self.users.ids(user)
+        self.users.ids(user).map_or(0, BTreeSet::len)
+    }
+
+    /// An owner's ids by kind.
+    pub fn kinds_of_owner(&self, owner: Owner) -> Kinds {
+        self.owners.get(&owner).map(|usage| usage.kinds).unwrap_or_default()
+    }
+
+    /// Those of all owners of a user.
+    pub fn kinds_of_user(&self, user: User) -> Kinds {
+        self.users.users.get(&user).map(|count| count.kinds).unwrap_or_default()
+    }
+
+    /// Ids that do not linger.
+    pub fn ids_with_owners(&self) -> usize {
+        self.ids.len() - self.lingering()
     }
 
     /// Ids of all guests together.
@@ -155,9 +207,9 @@ impl Cm {
         let limits = &self.config.limits;
         let refuse_if = |full: bool, who: Full| if full { Err(who) } else { Ok(()) };
         refuse_if(self.ids_of_owner(owner) >= limits.ids_per_owner, Full::Owner(limits.ids_per_owner))?;
-        refuse_if(self.ids.len() >= limits.ids, Full::Host(limits.ids))?;
+        refuse_if(self.ids_with_owners() >= limits.ids, Full::Host(limits.ids))?;
         let Some(user) = self.users.members.get(&owner).copied() else { return Ok(()) };
-        let (mine, taken) = (self.users.ids(user), self.users.ids_of_guests());
+        let (mine, taken) = (self.ids_of_user(user), self.users.ids_of_guests());
         refuse_if(user.guest && taken >= limits.ids_of_guests, Full::Guests(limits.ids_of_guests))?;
         match limits.ids_per_user {
             Some(limit) => refuse_if(mine >= limit, Full::User(limit)),

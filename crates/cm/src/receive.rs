@@ -217,7 +217,7 @@ impl Cm {
         let Some(until) = retry.prolong(now, &timing, timing.time(mra.service_timeout)) else {
             return Err(DropReason::Duplicate { message: "MRA", state: conn.state });
         };
-        conn.state = to;
+        self.set_state(id, to);
         self.set_timer(id, Some(until));
         Ok(())
     }
@@ -226,8 +226,8 @@ impl Cm {
     fn released(&mut self, id: CmId, tid: u64, dreq: &Dreq) -> Result<(), DropReason> {
         check_dreq(self.conn(id), dreq)?;
         self.stop(id);
+        self.set_state(id, State::DreqRcvd);
         let conn = self.conn_mut(id);
-        conn.state = State::DreqRcvd;
         conn.dreq_tid = tid;
         conn.announce_exit = true;
         self.raise(id, EventKind::Disconnected { timed_out: false });
@@ -291,8 +291,8 @@ impl Cm {
         self.by_remote.insert(by_id, id);
         self.by_remote_qpn.insert(by_qpn, id);
         self.stop(id);
+        self.set_state(id, State::RepRcvd);
         let conn = self.conn_mut(id);
-        conn.state = State::RepRcvd;
         conn.remote =
             Some(Remote { comm_id: rep.local_comm_id, ca_guid: rep.local_ca_guid, qpn, psn: rep.starting_psn });
         // What the peer issues at once is what we take at once, and the other way round.
@@ -420,19 +420,19 @@ impl Cm {
             panic!("{listener:?} is a listener with an owner");
         };
         let (owner, space, service) = (*owner, *space, *service);
-        if entry.waiting_count >= entry.backlog {
+        if entry.waiting_ids.len() >= entry.backlog {
             return Err(DropReason::BacklogFull);
         }
         if entry.waiting.get(&peer).copied().unwrap_or(0) >= limits.pending_per_peer {
             return Err(DropReason::PeerLimit);
         }
         self.room_for_id(owner).map_err(|full| full.drop_reason())?;
+        let id = self.insert_id(owner, space, service, Role::Conn(Box::new(conn)));
         let Some(Role::Listener(entry)) = self.ids.get_mut(&listener).map(|entry| &mut entry.role) else {
             panic!("{listener:?} is a listener");
         };
-        entry.waiting_count += 1;
+        entry.waiting_ids.insert(id);
         *entry.waiting.entry(peer).or_default() += 1;
-        let id = self.insert_id(owner, space, service, Role::Conn(Box::new(conn)));
         self.ids.get_mut(&id).expect("it was just made").waits_at = Some((listener, peer));
         Ok(id)
     }

@@ -61,6 +61,13 @@ impl State {
     ];
 }
 
+impl State {
+    /// A connection is being made.
+    pub fn is_pending(self) -> bool {
+        matches!(self, ReqSent | MraReqRcvd | ReqRcvd | RepSent | MraRepRcvd | RepRcvd)
+    }
+}
+
 impl std::fmt::Display for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use common::*;
-use ferroce_cm::{BindOptions, Cm, CmError, Config, DropReason, EventKind, Owner, Service, State, User, errno};
+use ferroce_cm::{BindOptions, Cm, CmError, CmId, Config, DropReason, EventKind, Owner, Service, State, User, errno};
 use ferroce_wire::mad::{ApStatus, IpHeaderError, Mad, MadError, Message, PortSpace, RejReason, ServiceId, gid_of};
 
 /// The REQ of a stranger at host 0 to host 1, number `n`.
@@ -194,6 +194,46 @@ fn users_have_the_limit_that_is_told() {
         id(&mut cm, 3).unwrap();
     }
     assert_eq!(id(&mut cm, 3), Err(CmError::Limit { what: "ids for a user", limit: 7 }));
+}
+
+/// Each question how many there are walked all ids of the host.
+#[test]
+fn ids_are_counted_by_kind() {
+    let mut net = Net::new(2);
+    let (one, another) = (User { number: 1, guest: true }, User { number: 2, guest: true });
+    net.at(1, |cm, _| {
+        for (owner, user) in [(OWNER, one), (Owner(2), one), (Owner(3), another)] {
+            cm.enroll(owner, user);
+        }
+        let id = cm.create_id(Owner(2), PortSpace::Tcp, Service::Connected).unwrap();
+        cm.bind(id, SocketAddr::new(addr(1), PORT + 1), BindOptions::default()).unwrap();
+        cm.listen(id, 0).unwrap();
+    });
+    let counted = |net: &Net| {
+        let cm = &net.hosts[1];
+        [cm.kinds_of_owner(OWNER), cm.kinds_of_user(one), cm.kinds_of_user(another)]
+            .map(|kinds| (kinds.listeners, kinds.pending))
+    };
+    assert_eq!(counted(&net), [(0, 0), (1, 0), (0, 0)]);
+    let (client, server) = net.requested();
+    assert_eq!(counted(&net), [(1, 1), (2, 1), (0, 0)]);
+    net.at(1, |cm, now| cm.accept(now, server, &accept_param(1, 0x22))).unwrap();
+    net.run(10 * MS);
+    assert_eq!(counted(&net), [(1, 1), (2, 1), (0, 0)], "accepted, and not established");
+    net.at(0, |cm, _| cm.establish(client)).unwrap();
+    net.run(10 * MS);
+    assert_eq!(counted(&net), [(1, 0), (2, 0), (0, 0)], "it is made");
+    net.connect(0, 1, 0x12);
+    net.run(10 * MS);
+    assert_eq!(counted(&net)[0], (1, 1));
+    let ids: Vec<_> = net.hosts[1].ids_of_user_from(one, CmId::from_number(0)).map(|info| info.id).collect();
+    assert_eq!((ids.len(), net.hosts[1].ids_with_owners()), (4, 4));
+    assert!(net.hosts[1].ids_of_user_from(one, ids[2]).map(|info| info.id).eq(ids[2..].iter().copied()));
+    assert_eq!(net.hosts[1].ids_of_user_from(another, CmId::from_number(0)).count(), 0);
+    net.at(1, |cm, now| cm.release_owner(now, OWNER));
+    assert_eq!(counted(&net), [(0, 0), (1, 0), (0, 0)], "the request went with its listener");
+    assert_eq!(net.hosts[1].ids_with_owners(), 1);
+    net.end();
 }
 
 /// Requests that cannot be: each gets its reason, and costs nothing.

@@ -85,7 +85,7 @@ impl Client {
 
     /// Connects to the service of this network namespace and never starts it (ECONNREFUSED if nobody listens).
     pub fn connect(options: &StartOptions) -> Result<Client, ServiceError> {
-        match Line::open(options, false) {
+        match patiently(|| Line::open(options, false)) {
             Ok(line) => Client::new(line, None),
             Err(Refusal::Nobody(error) | Refusal::Final(error)) => Err(error),
         }
@@ -116,7 +116,7 @@ impl Client {
     /// Leases a lane: a receive socket of the port's group and a prefix of QP numbers. Another user's service gives no socket: all
     /// packets then come by the relay.
     pub fn lease_lane(&self) -> Result<LaneLease, ServiceError> {
-        match self.connection.request(Request::LeaseLane)? {
+        match patiently(|| self.connection.request(Request::LeaseLane))? {
             (Reply::Lane { lane, seed, lease }, mut descriptors) if !descriptors.is_empty() => {
                 let relay = descriptors.pop().expect("there is one at least");
                 let held = Held::new(lane, lease, &descriptors, relay)
@@ -175,7 +175,11 @@ impl Client {
 
     /// Asks something about connections.
     pub(crate) fn cm_exchange(&self, request: CmRequest) -> Result<(CmReply, Vec<OwnedFd>), ServiceError> {
-        match self.connection.request(Request::Cm(request))? {
+        let asked = match &request {
+            CmRequest::OpenChannel => patiently(|| self.connection.request(Request::Cm(request.clone()))),
+            _ => self.connection.request(Request::Cm(request)),
+        };
+        match asked? {
             (Reply::Cm(reply), descriptors) => Ok((reply, descriptors)),
             (other, _) => Err(unexpected(&other)),
         }
@@ -217,6 +221,42 @@ impl Client {
     /// Whether a process of which this one is a forked child made the connection.
     pub fn is_stale(&self) -> bool {
         self.connection.is_stale()
+    }
+}
+
+/// Asks again for a while where the service is out of something for the moment, as of descriptors on their way.
+fn patiently<T, E: Again>(mut ask: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    const PAUSE: Duration = Duration::from_millis(50);
+    const WITHIN: Duration = Duration::from_secs(2);
+    let give_up = Instant::now() + WITHIN;
+    loop {
+        match ask() {
+            Err(error) if error.is_again() && Instant::now() < give_up => std::thread::sleep(PAUSE),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// What may be worth to be tried again.
+trait Again {
+    fn is_again(&self) -> bool;
+}
+
+impl Again for ServiceError {
+    fn is_again(&self) -> bool {
+        self.errno() == libc::EAGAIN
+    }
+}
+
+impl Again for Refusal {
+    fn is_again(&self) -> bool {
+        matches!(self, Refusal::Final(error) if error.is_again())
+    }
+}
+
+impl Again for Failure {
+    fn is_again(&self) -> bool {
+        matches!(self, Failure::Refused(error) if error.is_again())
     }
 }
 
@@ -366,7 +406,7 @@ impl Line {
         const PAUSE: Duration = Duration::from_millis(10);
         let mut starts = 0;
         loop {
-            match Line::open(options, again) {
+            match patiently(|| Line::open(options, again)) {
                 Ok(line) => return Ok(line),
                 Err(Refusal::Nobody(_)) if starts < STARTS_MAX => {
                     if start::start(options)? == Started::Taken {
@@ -534,6 +574,11 @@ impl Line {
                 Ok(()) => return Ok(()),
                 // The service takes none at this stage, as it has what it needs.
                 Err(Errno::PERM) if !descriptors.is_empty() => descriptors = &[],
+                // It can do without the pidfd.
+                Err(Errno::TOOMANYREFS) if matches!(request, Request::Hello { .. }) => descriptors = &[],
+                Err(Errno::TOOMANYREFS) => {
+                    return Err(Failure::Refused(ServiceError::new(libc::EAGAIN, sys::MANY_IN_FLIGHT)));
+                }
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, wait)?,
                 Err(errno) => return Err(self.lost(errno)),
             }
@@ -661,7 +706,7 @@ impl Held {
     fn bring_along(&self, line: &mut Line) -> Result<(), ServiceError> {
         let request = Request::Reclaim { lane: self.lane, lease: self.lease };
         let rx: Vec<BorrowedFd<'_>> = self.rx.iter().map(AsFd::as_fd).collect();
-        match line.exchange(request, &rx) {
+        match patiently(|| line.exchange(request.clone(), &rx)) {
             Ok((Reply::Reclaimed { .. }, mut descriptors)) if !descriptors.is_empty() => {
                 let failed = |errno| ServiceError::system("cannot use the relay of a lane", errno);
                 self.change_relay(&descriptors.swap_remove(0)).map_err(failed)?;

@@ -7,32 +7,38 @@
 //! - messages are received with room for all descriptors that one can have ([`Closer::recv`]);
 //! - what was received is asked what it is, by calls that no file system answers ([`Foreign`]); what it is not meant to be goes to a
 //!   thread of the sender's user, whose queue is bounded;
-//! - a socket with unread descriptors goes there too ([`Closer::retire`]).
+//! - a socket with unread descriptors goes there too ([`Closer::retire`]);
+//! - where more of one user waits than its queue holds, a process of its own takes it all and ends ([`sys::Heir`]): no socket lingers for a
+//!   process that ends.
 //!
-//! Since Linux 6.16 a socket can refuse descriptors altogether ([`refuse`]); the service's do, except where they are expected. Before
-//! that, who connects again and again with such messages makes the service keep connections: it then accepts them slowly, and nobody when
-//! its descriptors are used up.
+//! Since Linux 6.16 a socket can refuse descriptors altogether ([`refuse`]); the service's do, except where they are expected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketType, sockopt};
+use rustix::process::Pid;
 
 use crate::protocol::RING_BYTES_MAX;
 use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::{seqpacket, sys};
 
-/// So many descriptors of one user wait to be closed while others of that user are received.
+/// So many descriptors of one user wait for its thread; more of them are handed to a process that ends. Where none can be had, no more of that
+/// user's are received.
 const PENDING_MAX: usize = 64;
 
-/// Of all users together; beyond this nobody's are received but the service's own user's and root's, and connections are accepted slowly.
+/// Where so many wait, because no process could be had to hand them to, connections are accepted slowly.
 const PENDING_OF_ALL_MAX: usize = 1024;
+
+/// Processes that have been handed what one user has sent, and have not ended yet. (Nothing that is known to us holds one up.)
+const HEIRS_MAX: usize = 4;
 
 /// Threads that close, not counting those of the service's own user and root.
 const THREADS_MAX: usize = 64;
@@ -43,6 +49,9 @@ const NUMBERS_LEFT: usize = 2;
 
 /// After anybody else's.
 const NUMBERS_LEFT_BY_OTHERS: usize = 64;
+
+/// So long none is asked for after one could not be had, for which it may have been waited.
+const HEIR_PAUSE: Duration = Duration::from_secs(1);
 
 /// Users that are remembered although nothing of theirs waits.
 const USERS_KEPT: usize = 64;
@@ -86,6 +95,10 @@ struct State {
     closing: bool,
     /// There is a thread.
     running: bool,
+    /// They were handed what waited.
+    heirs: Vec<Pid>,
+    /// Set: no process could be had, and none is asked for until then.
+    heir_again: Option<Instant>,
 }
 
 impl Closers {
@@ -96,7 +109,7 @@ impl Closers {
     /// The closer of a user.
     pub(crate) fn of(&mut self, uid: u32) -> Closer {
         if self.of_users.len() > USERS_KEPT {
-            self.of_users.retain(|_, closer| Arc::strong_count(&closer.queue) > 1 || closer.pending() > 0);
+            self.of_users.retain(|_, closer| Arc::strong_count(&closer.queue) > 1 || closer.is_busy());
         }
         let (own_uid, shared) = (self.own_uid, &self.shared);
         let made = || {
@@ -121,12 +134,10 @@ impl Closers {
         self.shared.pending.load(Ordering::Relaxed) > PENDING_OF_ALL_MAX
     }
 
-    /// Starts threads where none could be started before. False: there are still some without.
+    /// Starts threads where none could be started before, and takes note of processes that have ended. False: there is still something
+    /// to do.
     pub(crate) fn attend(&self) -> bool {
-        self.of_users
-            .values()
-            .map(|closer| closer.queue.attend(&mut closer.queue.state.lock()))
-            .fold(true, |all, one| all & one)
+        self.of_users.values().map(Closer::attend).fold(true, |all, one| all & one)
     }
 }
 
@@ -138,15 +149,12 @@ impl Closer {
         Ok(Message { len: received.len, truncated: received.truncated, descriptors })
     }
 
-    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed, or
-    /// there may be no numbers for them. (What gets no number is closed by the call that receives it, which waits.)
+    /// Whether the next message of a socket is not to be received: it has descriptors, and too many of this user's wait to be closed
+    /// (others' do not count), or there may be no numbers for them. (What gets no number is closed by the call that receives it, which
+    /// waits.)
     pub(crate) fn must_not_receive(&self, socket: impl AsFd) -> bool {
-        if !seqpacket::carries_descriptors(&socket) {
-            return false;
-        }
-        let of_all = self.queue.shared.pending.load(Ordering::Relaxed);
-        let is_full = self.pending() > PENDING_MAX || (!self.queue.is_own && of_all > PENDING_OF_ALL_MAX);
-        is_full || !self.has_numbers_for(socket.as_fd())
+        seqpacket::carries_descriptors(&socket)
+            && (self.pending() > PENDING_MAX || !self.has_numbers_for(socket.as_fd()))
     }
 
     /// Whether there are numbers for the descriptors of the next message. Others leave some to the service's own user, and to `accept`.
@@ -168,26 +176,67 @@ impl Closer {
 
     fn close(&self, descriptors: impl IntoIterator<Item = OwnedFd>) {
         let mut state = self.queue.state.lock();
-        let before = state.waiting.len();
-        state.waiting.extend(descriptors);
-        self.queue.shared.pending.fetch_add(state.waiting.len() - before, Ordering::Relaxed);
+        self.queue.add(&mut state, descriptors);
+        self.queue.hand_over(&mut state);
         self.queue.attend(&mut state);
     }
 
     /// These wait for ever.
     #[cfg(test)]
     pub(crate) fn hold(&self, descriptors: impl IntoIterator<Item = OwnedFd>) {
-        self.queue.state.lock().running = true;
-        self.close(descriptors);
+        let mut state = self.queue.state.lock();
+        state.running = true;
+        self.queue.add(&mut state, descriptors);
     }
 
     fn pending(&self) -> usize {
         let state = self.queue.state.lock();
         state.waiting.len() + usize::from(state.closing)
     }
+
+    fn is_busy(&self) -> bool {
+        self.pending() > 0 || !self.queue.state.lock().heirs.is_empty()
+    }
+
+    /// False: there is still something to do.
+    fn attend(&self) -> bool {
+        let mut state = self.queue.state.lock();
+        self.queue.hand_over(&mut state);
+        self.queue.attend(&mut state) & state.heirs.is_empty()
+    }
 }
 
 impl Queue {
+    fn add(&self, state: &mut State, descriptors: impl IntoIterator<Item = OwnedFd>) {
+        let before = state.waiting.len();
+        state.waiting.extend(descriptors);
+        self.shared.pending.fetch_add(state.waiting.len() - before, Ordering::Relaxed);
+    }
+
+    /// Leaves what waits to a process that ends, if it is too much: what was sent to lie there for long does not lie with the service. Where
+    /// no process can be had it goes on waiting.
+    fn hand_over(&self, state: &mut State) {
+        state.heirs.retain(|heir| !sys::has_ended(*heir));
+        let now = Instant::now();
+        let may_be_had = state.heirs.len() < HEIRS_MAX && state.heir_again.is_none_or(|again| again <= now);
+        if state.waiting.len() <= PENDING_MAX || !may_be_had {
+            return;
+        }
+        match sys::Heir::of(state.waiting.make_contiguous()) {
+            Ok(heir) => {
+                state.heirs.push(heir.pid());
+                let count = state.waiting.drain(..).count();
+                self.shared.pending.fetch_sub(count, Ordering::Relaxed);
+                // It ends now, and closes the last copies.
+                drop(heir);
+            }
+            Err(error) => {
+                log::debug!("no process to close what others have sent: {error}");
+                state.heir_again = Some(now + HEIR_PAUSE);
+            }
+        }
+    }
+
     /// Sees to it that somebody closes what waits. False: there can be no thread at present.
     fn attend(self: &Arc<Queue>, state: &mut State) -> bool {
         if state.running || state.waiting.is_empty() {
@@ -358,6 +407,23 @@ mod tests {
         }
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         memory
+    }
+
+    /// Whoever had filled all places for what waits had other users' programs disconnected.
+    #[test]
+    fn what_one_user_has_sent_is_in_no_others_way() {
+        let mut closers = Closers::new(7);
+        let (greedy, other) = (closers.of(8), closers.of(9));
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        seqpacket::send(&theirs, &[b"x"], &[theirs.as_fd()], rustix::net::SendFlags::empty()).unwrap();
+        greedy.hold((0..PENDING_MAX).map(|_| rustix::io::dup(&ours).unwrap()));
+        assert!(!greedy.must_not_receive(&ours));
+        greedy.hold([rustix::io::dup(&ours).unwrap()]);
+        // As if there were so many.
+        closers.shared.pending.fetch_add(PENDING_OF_ALL_MAX, Ordering::Relaxed);
+        assert!(closers.are_many_pending());
+        assert!(greedy.must_not_receive(&ours));
+        assert!(!other.must_not_receive(&ours));
     }
 
     /// It had a small size, and as much memory as its sender liked.

@@ -187,14 +187,21 @@ pub struct Limits {
     pub user: UserLimits,
 }
 
-/// Ids of the connection manager that programs may have in all. (There are a quarter more of them: those that linger.)
-pub const IDS_MAX: u32 = 49_152;
+/// Ids of the connection manager that programs may have in all. (Those that linger have room of their own.)
+pub const IDS_MAX: u32 = ferroce_cm::Limits::USUAL.ids as u32;
 
 /// Event channels that a limit may name; how many there can be is a matter of descriptors.
 pub const CHANNELS_MAX: u32 = 65_536;
 
 /// Descriptors that a limit may name; how many there are, the system says (RLIMIT_NOFILE, of which the service takes all that it may).
 pub const DESCRIPTORS_MAX: u32 = 1 << 20;
+
+/// Offers of rings that are on their way, of all programs: as long as it is not read, each keeps memory of its sender.
+pub const RING_OFFERS_MAX: u32 = 2048;
+
+/// Multicast groups of each IP version that the service's own socket is in at most. (For each the kernel takes some of the socket's memory
+/// for options, `net.core.optmem_max`.)
+pub const GROUPS_OF_ALL_MAX: u32 = 128;
 
 /// Descriptors that a program with a lane of its own makes the service hold.
 const DESCRIPTORS_MIN: u32 = 4;
@@ -218,17 +225,20 @@ pub struct ProcessLimits {
     /// Descriptors that the service holds for it: two for its connection, two for a lane (one, if it is another user's), one for an
     /// event channel. Refusals: EMFILE.
     pub descriptors: u32,
+    /// Offers of rings that lanes have not read yet. Further ones are dropped: the queue pair uses UDP.
+    pub ring_offers: u32,
 }
 
 impl Default for ProcessLimits {
     fn default() -> ProcessLimits {
         ProcessLimits {
             lanes: LANES_PER_CLIENT_MAX,
-            ids: 16_384,
-            listeners: 4096,
+            ids: ferroce_cm::Limits::USUAL.ids_per_owner as u32,
+            listeners: ferroce_cm::Limits::USUAL.listeners_per_owner as u32,
             pending_connections: 4096,
             event_channels: 1024,
             descriptors: 2048,
+            ring_offers: 128,
         }
     }
 }
@@ -252,6 +262,10 @@ pub struct UserLimits {
     pub event_channels: Option<u32>,
     /// Descriptors that the service holds for them. Refusals: EMFILE.
     pub descriptors: Option<u32>,
+    /// Offers of rings that lanes have not read yet. Further ones are dropped: the queue pair uses UDP.
+    pub ring_offers: Option<u32>,
+    /// Multicast groups, of each IP version, that the service's own socket is in for lanes without sockets. Refusals: ENOMEM.
+    pub groups: Option<u32>,
 }
 
 impl Default for UserLimits {
@@ -264,6 +278,8 @@ impl Default for UserLimits {
             pending_connections: 16_384,
             event_channels: None,
             descriptors: None,
+            ring_offers: None,
+            groups: None,
         }
     }
 }
@@ -280,6 +296,7 @@ impl Limits {
             ("process.pending_connections", Some(process.pending_connections), 1, IDS_MAX),
             ("process.event_channels", Some(process.event_channels), 1, CHANNELS_MAX),
             ("process.descriptors", Some(process.descriptors), DESCRIPTORS_MIN, DESCRIPTORS_MAX),
+            ("process.ring_offers", Some(process.ring_offers), 1, RING_OFFERS_MAX),
             ("user.programs", user.programs, 1, programs),
             ("user.lanes", user.lanes, 1, lanes),
             ("user.ids", user.ids, 1, IDS_MAX),
@@ -287,6 +304,8 @@ impl Limits {
             ("user.pending_connections", Some(user.pending_connections), 1, IDS_MAX),
             ("user.event_channels", user.event_channels, 1, CHANNELS_MAX),
             ("user.descriptors", user.descriptors, DESCRIPTORS_MIN, DESCRIPTORS_MAX),
+            ("user.ring_offers", user.ring_offers, 1, RING_OFFERS_MAX),
+            ("user.groups", user.groups, 1, GROUPS_OF_ALL_MAX),
         ];
         for (key, value, least, most) in all {
             if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
@@ -406,9 +425,10 @@ mod tests {
             told("process", "lanes = 65"),
             "/x/ferroce.toml: limits.process.lanes is 65, and may be from 1 to 64; correct it, or take it out"
         );
-        let process = ["lanes", "ids", "listeners", "pending_connections", "event_channels", "descriptors"];
-        let user = ["programs", "lanes", "ids", "listeners", "pending_connections", "event_channels", "descriptors"];
-        for (table, keys) in [("process", &process[..]), ("user", &user[..])] {
+        let process =
+            ["lanes", "ids", "listeners", "pending_connections", "event_channels", "descriptors", "ring_offers"];
+        let user = ["programs", "groups"].into_iter().chain(process).collect::<Vec<_>>();
+        for (table, keys) in [("process", process.to_vec()), ("user", user)] {
             for key in keys {
                 for value in ["0", "4294967295"] {
                     let text = told(table, &format!("{key} = {value}"));

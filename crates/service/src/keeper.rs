@@ -73,7 +73,8 @@ pub fn take_over(socket: &OwnedFd, worker: &dyn Fn() -> Command) -> Result<(), S
     let mut held = ManuallyDrop::new(Held::new());
     let failed = |what| ServiceError::new(libc::EPROTO, what);
     let (pid, parent) = parent_at(socket.as_fd());
-    let ended = attend(socket, &mut held, pid).map_err(failed)?;
+    let attended = limit_waits(socket, BEAT).and_then(|()| attend(socket, &mut held, &mut Silence::of(pid)));
+    let ended = attended.map_err(failed)?;
     if ended != Ended::InOrder {
         parent.iter().for_each(|parent| end_parent(parent, ended));
     }
@@ -102,8 +103,7 @@ fn keep(
     let mut held = ManuallyDrop::new(held);
     loop {
         let (mut child, socket) = started;
-        let attended = give(&socket, &held).and_then(|()| attend(&socket, &mut held, child.id()));
-        let ended = attended.unwrap_or_else(|what| {
+        let ended = serve(&socket, &mut held, child.id()).unwrap_or_else(|what| {
             // It waits for an answer, or believes to be kept when it is not: better a new one.
             log::error!("{what}");
             Ended::Hung
@@ -123,6 +123,16 @@ fn keep(
         }
         crashes.pause()?;
         started = start_again(worker, &mut crashes)?;
+    }
+}
+
+/// Gives a service what was kept, and keeps what it says, until it is gone. An error: there is no understanding with it.
+fn serve(socket: &OwnedFd, held: &mut Held, pid: u32) -> Result<Ended, String> {
+    let mut silence = Silence::of(pid);
+    limit_waits(socket, BEAT)?;
+    match give(socket, held, &mut silence)? {
+        Some(ended) => Ok(ended),
+        None => attend(socket, held, &mut silence),
     }
 }
 
@@ -255,6 +265,11 @@ impl Silence {
         (self.waits, self.idle, self.has_begun) = (0, 0, true);
     }
 
+    /// It has read something, which it does before it begins.
+    fn is_heard(&mut self) {
+        (self.waits, self.idle) = (0, 0);
+    }
+
     /// One more wait was over. True: the service hangs.
     fn is_too_long(&mut self) -> bool {
         let state = Process::of(self.pid).map(|process| process.state);
@@ -290,24 +305,59 @@ pub(crate) fn start(mut command: Command) -> Result<(Child, OwnedFd), ServiceErr
     Ok((child, ours))
 }
 
-/// Gives a service what was kept. An error: there is no understanding with it.
-fn give(socket: &OwnedFd, held: &Held) -> Result<(), String> {
-    let given = held
-        .iter()
-        .try_for_each(|(key, descriptor)| store::send(socket, Operation::Held, *key, Some(descriptor.as_fd())))
-        .and_then(|()| store::send(socket, Operation::End, Key::Listener, None));
-    match given {
-        // Its end shows when it is listened to.
-        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-        Err(errno) => Err(format!("cannot hand over to the service: {errno}")),
+/// A service is waited for so long at a time, whether it is to say something or to read.
+fn limit_waits(socket: &OwnedFd, wait: Duration) -> Result<(), String> {
+    [Timeout::Recv, Timeout::Send]
+        .into_iter()
+        .try_for_each(|timeout| sockopt::set_socket_timeout(socket, timeout, Some(wait)))
+        .map_err(|errno| format!("the service cannot be waited for: {errno}"))
+}
+
+/// Gives a service what was kept; one that does not read is watched as one that says nothing. None: it has it all, or has ended, which shows
+/// when it is listened to. An error: there is no understanding with it.
+fn give(socket: &OwnedFd, held: &Held, silence: &mut Silence) -> Result<Option<Ended>, String> {
+    let all = held.iter().map(|(key, descriptor)| (Operation::Held, *key, Some(descriptor.as_fd())));
+    for (operation, key, descriptor) in all.chain([(Operation::End, Key::Listener, None)]) {
+        let mut in_flight = InFlight::default();
+        loop {
+            match store::send(socket, operation, key, descriptor) {
+                Ok(()) => break,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(None),
+                Err(Errno::AGAIN) if silence.is_too_long() => return Ok(Some(Ended::Hung)),
+                Err(Errno::AGAIN) => {}
+                Err(Errno::TOOMANYREFS) if in_flight.pause() => {}
+                Err(errno) => return Err(format!("cannot hand over to the service: {errno}")),
+            }
+        }
+        silence.is_heard();
+    }
+    Ok(None)
+}
+
+/// Waiting until this user has fewer descriptors on their way: it is the fault of whoever sends some and does not read them, not of the
+/// service, and a new one would be given no more.
+#[derive(Default)]
+struct InFlight {
+    pauses: u32,
+}
+
+impl InFlight {
+    const PAUSE: Duration = Duration::from_millis(50);
+    const PAUSES_MAX: u32 = 1200;
+
+    /// False: it was waited for long enough.
+    fn pause(&mut self) -> bool {
+        if self.pauses == 0 {
+            log::error!("{}; waiting", sys::MANY_IN_FLIGHT);
+        }
+        self.pauses += 1;
+        std::thread::sleep(InFlight::PAUSE);
+        self.pauses <= InFlight::PAUSES_MAX
     }
 }
 
 /// Keeps what the service says until it is gone. An error: there is no understanding with it.
-fn attend(socket: &OwnedFd, held: &mut Held, pid: u32) -> Result<Ended, String> {
-    sockopt::set_socket_timeout(socket, Timeout::Recv, Some(BEAT))
-        .map_err(|errno| format!("the service cannot be waited for: {errno}"))?;
-    let mut silence = Silence::of(pid);
+fn attend(socket: &OwnedFd, held: &mut Held, silence: &mut Silence) -> Result<Ended, String> {
     loop {
         let message = store::recv(socket);
         if message.is_ok() {
@@ -458,7 +508,7 @@ mod tests {
         let flags = SocketFlags::CLOEXEC;
         let (ours, service) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         std::thread::scope(|scope| {
-            let keeper = scope.spawn(|| attend(&ours, &mut held, std::process::id()));
+            let keeper = scope.spawn(|| attend(&ours, &mut held, &mut Silence::of(std::process::id())));
             store::send(&service, Operation::Remove, Key::Client(1), None).unwrap();
             assert_eq!(store::recv(&service).unwrap().operation, Operation::Done);
             assert_eq!(CLOSING.load(Ordering::Relaxed), 1, "it was waited for");
@@ -466,6 +516,30 @@ mod tests {
             assert_eq!(keeper.join().unwrap(), Ok(Ended::InOrder));
         });
         drop(other_end);
+    }
+
+    /// The keeper waited for ever until it had read what it was given.
+    #[test]
+    fn a_service_that_is_stopped_before_it_reads_hangs() {
+        let (ours, _service) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let descriptor = || rustix::io::dup(&ours).unwrap();
+        // More than a socket has room for.
+        let held: Held = (0..400).map(|id| (Key::Relay(id), descriptor())).collect();
+        limit_waits(&ours, Duration::from_millis(5)).unwrap();
+        assert_eq!(give(&ours, &held, &mut Silence::of(0)), Ok(Some(Ended::Hung)));
+    }
+
+    /// Reading is a sign of life, too.
+    #[test]
+    fn a_service_that_reads_slowly_does_not_hang() {
+        let mut silence = Silence::of(0);
+        for _ in 0..10 {
+            assert!((1..SILENT_BUSY_MAX).all(|_| !silence.goes_on_in(None)));
+            silence.is_heard();
+        }
+        assert!(!silence.has_begun);
+        assert!((0..SILENT_BUSY_MAX).any(|_| silence.goes_on_in(None)));
     }
 
     #[test]

@@ -248,6 +248,10 @@ pub struct ClientStatus {
     /// Connections that are being made (RDMA-CM).
     #[serde(default)]
     pub pending: u32,
+    /// Descriptors that the service holds for it: its connection, lanes (also those given back whose relay is open still), and event
+    /// channels.
+    #[serde(default)]
+    pub descriptors: u32,
 }
 
 /// Some of the connection manager's ids.
@@ -314,6 +318,9 @@ pub struct Counters {
     pub drop_full: u64,
     /// A lane handed in a packet for itself.
     pub drop_loop: u64,
+    /// Offers of rings beyond what may be on their way.
+    #[serde(default)]
+    pub drop_limit: u64,
 }
 
 /// Encodes a message.
@@ -471,6 +478,7 @@ mod tests {
             ids: u32::MAX,
             listeners: u32::MAX,
             pending: u32::MAX,
+            descriptors: u32::MAX,
         };
         let status = Status { clients: vec![client; STATUS_PAGE], ..Status::default() };
         let page = encode(u64::MAX, Reply::Status(StatusPage { status, next: Some(u64::MAX) }));

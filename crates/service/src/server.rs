@@ -38,7 +38,6 @@ mod resume;
 
 use kept::Kept;
 pub use kept::NextKeeper;
-pub(crate) use limits::part_of_others;
 
 /// Lanes of one program, whatever the limits say. (A lane has room for 16,381 queue pairs.)
 pub const LANES_PER_CLIENT_MAX: u32 = 64;
@@ -183,6 +182,9 @@ struct Lend {
     lease: u64,
     /// Multicast groups that the socket joined, and the interfaces.
     groups: Memberships,
+    /// Whose the offers of rings are that the relay's other end may not have read yet. (Those that an earlier process of the service
+    /// has passed on are not known.)
+    offers: Vec<Holder>,
     /// Whose it is, or was.
     holder: Holder,
 }
@@ -488,15 +490,14 @@ impl Service {
     fn enlist_client(&mut self, connection: OwnedFd, peer: Peer) {
         let id = self.next_client;
         let closer = self.closers.of(peer.uid);
-        if let Err(error) = self.may_connect(peer) {
+        let admitted = self.may_connect(peer).and_then(|()| {
+            let failed = |errno| ServiceError::system("the service cannot watch the program", errno);
+            self.watch_connection(id, &connection).map_err(failed)
+        });
+        if let Err(error) = admitted {
+            let error = self.in_words(error);
             let refusal = protocol::encode(0, Reply::Error { errno: error.errno(), what: error.to_string() });
             let _ = seqpacket::send(&connection, &[&refusal], &[], SendFlags::DONTWAIT);
-            return closer.retire(connection);
-        }
-        let watch = epoll::add(&self.epoll, &connection, Source::Client(id).token(), epoll::EventFlags::IN)
-            .and_then(|()| self.store.put(Key::Client(id), &connection));
-        if let Err(errno) = watch {
-            log::warn!("cannot watch a client: {errno}");
             return closer.retire(connection);
         }
         self.next_client += 1;
@@ -507,6 +508,12 @@ impl Service {
         self.watch_process(id);
         self.silent.push_back((Instant::now() + HELLO_WITHIN, id));
         self.dirty = true;
+    }
+
+    fn watch_connection(&self, id: u64, connection: &OwnedFd) -> Result<(), Errno> {
+        epoll::add(&self.epoll, connection, Source::Client(id).token(), epoll::EventFlags::IN)?;
+        // Whoever is refused may stay open for a while, and the next one has the same number.
+        self.store.put(Key::Client(id), connection).inspect_err(|_| self.unwatch(connection))
     }
 
     /// Asks the kernel for the pidfd of a client's process.
@@ -597,13 +604,15 @@ impl Service {
                 return self.remove_client(id, "it closed the connection");
             }
             if received.truncated {
-                self.reply_error(id, 0, libc::EMSGSIZE, format!("a request is longer than {REQUEST_BYTES_MAX} bytes"));
+                let what = format!("a request is longer than {REQUEST_BYTES_MAX} bytes");
+                self.reply_error(id, 0, ServiceError::new(libc::EMSGSIZE, what));
                 return self.remove_client(id, "its request was too long");
             }
             match protocol::decode::<Request>(&buffer[..received.len]) {
                 Ok(request) => self.answer(id, request.id, request.body, received.descriptors),
                 Err(error) => {
-                    self.reply_error(id, 0, libc::EPROTO, format!("not a request of version {VERSION}: {error}"));
+                    let what = format!("not a request of version {VERSION}: {error}");
+                    self.reply_error(id, 0, ServiceError::new(libc::EPROTO, what));
                     return self.remove_client(id, "it does not speak the protocol");
                 }
             }
@@ -619,7 +628,7 @@ impl Service {
         let descriptor = match descriptor {
             Ok(descriptor) => descriptor,
             Err(unexpected) => {
-                self.reply_error(id, request, libc::EPROTO, unexpected.to_string());
+                self.reply_error(id, request, ServiceError::new(libc::EPROTO, unexpected.to_string()));
                 return self.remove_client(id, "it sends descriptors that nobody wants");
             }
         };
@@ -649,7 +658,7 @@ impl Service {
         };
         match outcome {
             Ok(reply) => self.reply(id, request, reply, &[]),
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
     }
 
@@ -722,11 +731,20 @@ impl Service {
     }
 
     fn status(&self, id: u64, from: u64) -> StatusPage {
-        let used = self.id_use();
         let mut rest = self.clients.range(from..).filter(|(_, client)| self.may_see(id, client.peer.uid));
+        let of_lends = self.descriptors_of_lends();
         let status = |(id, client): (&u64, &Client)| {
-            let (used, channels) = (used.get(id).copied().unwrap_or_default(), self.cm.channels_of(*id));
-            client.status(used, channels, self.groups_of(client))
+            let kinds = self.cm.kinds_of(*id);
+            let of_lends = of_lends.get(id).copied().unwrap_or(0);
+            ClientStatus {
+                descriptors: (self.descriptors_of_client(*id) + of_lends) as u32,
+                groups: self.groups_of(client),
+                ids: self.cm.ids_of(*id) as u32,
+                channels: self.cm.channels_of(*id) as u32,
+                listeners: kinds.listeners as u32,
+                pending: kinds.pending as u32,
+                ..client.status()
+            }
         };
         let clients = rest.by_ref().take(STATUS_PAGE).map(status).collect();
         let status = Status {
@@ -752,15 +770,39 @@ impl Service {
         let Some(client) = self.clients.get(&id) else {
             return;
         };
-        // A client that does not read its replies is no client.
-        if let Err(errno) = seqpacket::send(&client.connection, &[&message], descriptors, SendFlags::DONTWAIT) {
-            log::debug!("no reply to client {id}: {errno}");
-            self.remove_client(id, "it does not take its replies");
+        match seqpacket::send(&client.connection, &[&message], descriptors, SendFlags::DONTWAIT) {
+            Ok(()) => {}
+            // What it cannot be given goes with the descriptors, of which it was to have the only copies.
+            Err(Errno::TOOMANYREFS) => {
+                let error = ServiceError::system("the service cannot send what was asked for", Errno::TOOMANYREFS);
+                self.reply_error(id, request, error);
+            }
+            // A client that does not read its replies is no client.
+            Err(errno) => {
+                log::debug!("no reply to client {id}: {errno}");
+                self.remove_client(id, "it does not take its replies");
+            }
         }
     }
 
-    fn reply_error(&mut self, id: u64, request: u64, errno: i32, what: String) {
-        self.reply(id, request, Reply::Error { errno, what }, &[]);
+    fn reply_error(&mut self, id: u64, request: u64, error: ServiceError) {
+        let error = self.in_words(error);
+        self.reply(id, request, Reply::Error { errno: error.errno(), what: error.to_string() }, &[]);
+    }
+
+    /// An error as a program is told it. That this user has too many descriptors on their way is over as soon as they are read: EAGAIN.
+    fn in_words(&mut self, error: ServiceError) -> ServiceError {
+        if error.errno() != libc::ETOOMANYREFS {
+            return error;
+        }
+        self.say_many_in_flight("programs are told to try again");
+        ServiceError::new(libc::EAGAIN, format!("{error}: {}; or try again", sys::MANY_IN_FLIGHT))
+    }
+
+    fn say_many_in_flight(&mut self, so: &str) {
+        if self.said.is_due(self.uid, "in flight", Instant::now()) {
+            log::warn!("uid {}: {}; meanwhile {so}", self.uid, sys::MANY_IN_FLIGHT);
+        }
     }
 }
 
@@ -800,18 +842,15 @@ impl Client {
         self.program.as_deref().unwrap_or("a program without a name")
     }
 
-    fn status(&self, used: limits::IdUse, channels: usize, groups: u32) -> ClientStatus {
+    /// What it has by itself, without what it has of the connection manager.
+    fn status(&self) -> ClientStatus {
         ClientStatus {
             pid: self.peer.pid,
             uid: self.peer.uid,
             program: self.program.clone().unwrap_or_default(),
             age_s: unix_time_s().saturating_sub(self.since_s),
             lanes: self.lanes.keys().copied().collect(),
-            groups,
-            ids: used.ids,
-            channels: channels as u32,
-            listeners: used.listeners,
-            pending: used.pending,
+            ..ClientStatus::default()
         }
     }
 }

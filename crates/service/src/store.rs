@@ -176,7 +176,7 @@ impl Store {
         Ok((Store { keeper: Mutex::new(Some(keeper)), group: Some(group), service: Some(service) }, held))
     }
 
-    /// Has the descriptor kept. The error is the keeper's: it has no room.
+    /// Has the descriptor kept. NOBUFS: the keeper has no room. TOOMANYREFS: this user can send no more descriptors for the moment.
     pub(crate) fn put(&self, key: Key, descriptor: impl AsFd) -> Result<(), Errno> {
         self.ask(Operation::Put, key, Some(descriptor.as_fd()))
     }
@@ -252,14 +252,16 @@ impl Store {
             return Ok(());
         };
         match tell(socket, operation, key, descriptor) {
-            Err(errno) if errno != Errno::NOBUFS => {
+            // It lives: it has no room, or this user can send no more descriptors for the moment.
+            refused @ Err(Errno::NOBUFS | Errno::TOOMANYREFS) => refused,
+            Err(errno) => {
                 log::warn!("the keeper is gone ({errno})");
                 // The socket stays: its hang-up brings a new keeper, which is given everything anew. One that is only silent does not
                 // hang up by itself.
                 let _ = rustix::net::shutdown(socket, Shutdown::Both);
                 Ok(())
             }
-            answered => answered,
+            Ok(()) => Ok(()),
         }
     }
 }
@@ -270,7 +272,7 @@ fn limit_patience(keeper: &OwnedFd) -> Result<(), Errno> {
         .try_for_each(|timeout| sockopt::set_socket_timeout(keeper, timeout, Some(PATIENCE)))
 }
 
-/// Has a keeper do something. NOBUFS: it could not. Other errors: it is gone, or silent.
+/// Has a keeper do something. NOBUFS: it could not. TOOMANYREFS: it was not asked. Other errors: it is gone, or silent.
 fn tell(keeper: &OwnedFd, operation: Operation, key: Key, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     send(keeper, operation, key, descriptor)?;
     match recv(keeper)?.operation {

@@ -1,10 +1,13 @@
 //! The system calls that no safe crate offers: the only `unsafe` code of this crate.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{io, mem, ptr};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, Signal, WaitOptions};
 
 /// One instruction of a classic BPF program.
 pub(crate) type BpfInstruction = libc::sock_filter;
@@ -194,6 +197,19 @@ pub(crate) fn pass_rights(socket: BorrowedFd<'_>, pass: bool) -> io::Result<()> 
 pub(crate) fn unread_descriptors(socket: BorrowedFd<'_>) -> Option<u64> {
     fdinfo(socket)?.lines().find_map(|line| line.strip_prefix("scm_fds:"))?.trim().parse().ok()
 }
+
+/// Whether the other end of a Unix socket has read everything that was sent on this one (unix(7), `SIOCOUTQ`).
+pub(crate) fn is_all_read(socket: BorrowedFd<'_>) -> bool {
+    let mut unread: c_int = -1;
+    // SAFETY: the kernel writes an int to `unread`.
+    let status = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+    status == 0 && unread == 0
+}
+
+/// What `ETOOMANYREFS` of sending a descriptor means, and what to do about it.
+pub(crate) const MANY_IN_FLIGHT: &str = "this user has too many descriptors on their way between processes, which nobody has read yet (more than \
+     RLIMIT_NOFILE allows): end programs that send some and do not read them, raise the service's hard limit (`ulimit -Hn`), or let it \
+     have CAP_SYS_RESOURCE";
 
 /// How many more descriptors this process can have; 0 also if there is no way to tell.
 pub(crate) fn free_numbers() -> usize {
@@ -437,6 +453,86 @@ extern "C" fn inner_child(argument: *mut c_void) -> c_int {
         ptr::write_volatile(&raw mut (*plan).errno, *libc::__errno_location());
         libc::_exit(127)
     }
+}
+
+/// A process that has copies of some of this one's descriptors, nothing else of it, and one thing to do: to end when this is dropped. Whatever
+/// it has the last copy of is closed by its end, which no option of a socket (`SO_LINGER`) delays.
+#[derive(Debug)]
+pub(crate) struct Heir {
+    pid: Pid,
+    /// It waits for the end of this.
+    _life: OwnedFd,
+}
+
+/// So long a child of this process has to begin.
+const BEGIN_WITHIN_S: i64 = 1;
+
+impl Heir {
+    /// When this returns it has the descriptors, and no others. Takes as long as a process takes to begin.
+    ///
+    /// Errors: there is no process to be had, or the kernel cannot close whole ranges of descriptors (before Linux 5.9).
+    pub(crate) fn of(descriptors: &[OwnedFd]) -> io::Result<Heir> {
+        use rustix::pipe::{PipeFlags, pipe_with};
+        let (begun, begins) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (lives, life) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (begins_at, lives_at) = (begins.as_raw_fd(), lives.as_raw_fd());
+        let mut kept: Vec<c_int> = descriptors.iter().map(AsRawFd::as_raw_fd).chain([begins_at, lives_at]).collect();
+        kept.sort_unstable();
+        // SAFETY: the child, in which there is this thread only, makes system calls on what is prepared here until it ends.
+        let pid = unsafe {
+            match libc::fork() {
+                0 => live_as_heir(&kept, begins_at, lives_at),
+                pid => pid,
+            }
+        };
+        let pid = Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)?;
+        drop((begins, lives));
+        let timeout = Timespec { tv_sec: BEGIN_WITHIN_S, tv_nsec: 0 };
+        let looked = rustix::event::poll(&mut [PollFd::new(&begun, PollFlags::IN)], Some(&timeout));
+        if looked == Ok(1) && rustix::io::read(&begun, &mut [0u8; 1]) == Ok(1) {
+            return Ok(Heir { pid, _life: life });
+        }
+        // It has ended without a word, or somebody has stopped it.
+        let _killed = rustix::process::kill_process(pid, Signal::KILL);
+        let _ended = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+}
+
+/// What the child of [`Heir::of`] does: closes what is not `kept` (ascending), says so, and waits for the end of the other pipe.
+///
+/// # Safety
+/// For a process that has just been forked. System calls only; the memory is the child's own.
+unsafe fn live_as_heir(kept: &[c_int], begins: c_int, lives: c_int) -> ! {
+    let mut next = 0;
+    // SAFETY: only async-signal-safe calls, on this process's own copies of descriptors and on locals that live through them.
+    unsafe {
+        let close_range = |first: c_int, last: c_uint| {
+            if libc::syscall(libc::SYS_close_range, first, last, 0 as c_uint) != 0 {
+                libc::_exit(1);
+            }
+        };
+        for descriptor in kept {
+            if next < *descriptor {
+                close_range(next, (*descriptor - 1) as c_uint);
+            }
+            next = *descriptor + 1;
+        }
+        close_range(next, c_uint::MAX);
+        let mut byte = 0u8;
+        libc::write(begins, (&raw const byte).cast(), 1);
+        while libc::read(lives, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
+        libc::_exit(0)
+    }
+}
+
+/// Whether a child of this process has ended; it is forgotten then.
+pub(crate) fn has_ended(child: Pid) -> bool {
+    !matches!(rustix::process::waitpid(Some(child), WaitOptions::NOHANG), Ok(None) | Err(rustix::io::Errno::INTR))
 }
 
 /// How many descriptors to close one by one on kernels without close_range (before 5.9).

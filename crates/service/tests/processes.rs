@@ -30,7 +30,7 @@ mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 30] = [
+const TESTS: [(&str, Test); 31] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_a_panic_of_the_service", hang::connections_outlive_a_panic_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
@@ -61,6 +61,7 @@ const TESTS: [(&str, Test); 30] = [
     ("a_user_sees_its_own_programs_only", users::a_user_sees_its_own_programs_only),
     ("a_set_user_id_program_obeys_no_variable", users::a_set_user_id_program_obeys_no_variable),
     ("one_user_leaves_ids_and_descriptors_to_others", users::one_user_leaves_ids_and_descriptors_to_others),
+    ("a_service_that_can_send_no_descriptors_waits", users::a_service_that_can_send_no_descriptors_waits),
     (
         "whoever_is_killed_in_any_state_is_gone_and_its_peer_told",
         deaths::whoever_is_killed_in_any_state_is_gone_and_its_peer_told,
@@ -244,6 +245,8 @@ fn role(arguments: &[String]) {
         "leave" => hang::role_leave(&options),
         "look" => users::role_look(&options),
         "greedy" => users::role_greedy(&options),
+        "send_unread" => users::role_send_unread(),
+        "ask_again" => users::role_ask_again(&options),
         "end" => ends::role_end(&options),
         "flooded" => flood::role_flooded(&options),
         "attack" => flood::role_attack(&options),

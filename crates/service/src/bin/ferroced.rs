@@ -38,6 +38,7 @@ The configuration, with what it has by itself:
   pending_connections = 4096       # connections that are being made; also requests that wait at a listener, but at most 1024
   event_channels = 1024            # 1 to 65536
   descriptors = 2048               # that the service holds: 2 for a program, 2 for a lane, 1 for an event channel; from 4
+  ring_offers = 128                # of memory for rings, until they are read; 1 to 2048
   [limits.user]                    # of all programs of a user
   listeners = 16384
   pending_connections = 16384
@@ -46,6 +47,9 @@ The configuration, with what it has by itself:
   ids = ...                        # 49152 ids, and the descriptors that the system allows, RLIMIT_NOFILE, without 413)
   event_channels = ...             # not set: as descriptors allow
   descriptors = ...
+  ring_offers = ...                # not set: as above, of three quarters of 2048 (or of a quarter of the descriptors, if that is less)
+  groups = ...                     # multicast groups of lanes without sockets, which have the service's together: not set, as above, of
+                                   # all that one socket joins (IPv4: net.ipv4.igmp_max_memberships; at most 128); 1 to 128
   [fault]                          # for tests
   cm_loss_permille = 0             # of the connection manager's packets
   old_kernel = false               # sockets as on Linux before 6.5

@@ -1,12 +1,12 @@
 //! The connection manager of a service: whose ids are whose, and where events go.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_cm::{
     AcceptDatagramParam, AcceptParam, BindOptions, Cm, CmError, CmId, Config, ConnectParam, DropReason, Event,
-    EventKind, IdInfo, Nanos, Owner, ResolveParam, Service, State, User,
+    EventKind, IdInfo, Kinds, Nanos, Owner, ResolveParam, Service, State, User,
 };
 use ferroce_wire::mad::{PortSpace, RejReason};
 use rustix::io::Errno;
@@ -15,9 +15,8 @@ use rustix::net::SendFlags;
 use super::protocol::{CmEvent, CmReply, CmRequest, Kept};
 use super::{Gsi, Inbound};
 use crate::closing::{self, Closer};
-use crate::config::{IDS_MAX, Limits};
+use crate::config::Limits;
 use crate::protocol::CM_ID_PAGE;
-use crate::server::part_of_others;
 use crate::{ServiceError, seqpacket};
 
 /// The log is told of limits once within this time.
@@ -34,8 +33,8 @@ pub(crate) struct Host {
     /// Time 0 of `cm`.
     epoch: Instant,
     channels: BTreeMap<u64, Channel>,
-    /// How many channels clients have; who has none is left out.
-    channels_of: BTreeMap<u64, usize>,
+    /// Channels of clients; who has none is left out.
+    channels_of: BTreeMap<u64, BTreeSet<u64>>,
     last_channel: u64,
     /// Where an id's events go.
     channel_of: BTreeMap<CmId, u64>,
@@ -55,6 +54,8 @@ struct Channel {
     socket: OwnedFd,
     /// Events that did not fit the socket.
     waiting: VecDeque<Event>,
+    /// Ids whose events go here.
+    ids: BTreeSet<CmId>,
 }
 
 /// What the service does with a request.
@@ -81,7 +82,6 @@ impl Host {
         of_cm.ids_per_owner = limits.process.ids as usize;
         of_cm.listeners_per_owner = limits.process.listeners as usize;
         of_cm.ids_per_user = limits.user.ids.map(|ids| ids as usize);
-        of_cm.ids_of_guests = part_of_others(IDS_MAX as usize);
         let first = far_from_others();
         config.ids_after = first;
         Host {
@@ -128,9 +128,19 @@ impl Host {
         self.cm.ids_of_owner(Owner(client))
     }
 
-    /// The states of a client's ids.
-    pub(crate) fn states_of(&self, client: u64) -> impl Iterator<Item = State> {
-        self.cm.states_of(Owner(client))
+    /// How many of a client's ids are of which kind.
+    pub(crate) fn kinds_of(&self, client: u64) -> Kinds {
+        self.cm.kinds_of_owner(Owner(client))
+    }
+
+    /// How many of a user's.
+    pub(crate) fn kinds_of_user(&self, user: User) -> Kinds {
+        self.cm.kinds_of_user(user)
+    }
+
+    /// How many ids all clients have.
+    pub(crate) fn ids_of_all(&self) -> usize {
+        self.cm.ids_with_owners()
     }
 
     /// How many ids a user has, and all guests together.
@@ -140,19 +150,16 @@ impl Host {
 
     /// How many event channels a client has.
     pub(crate) fn channels_of(&self, client: u64) -> usize {
-        self.channels_of.get(&client).copied().unwrap_or(0)
+        self.channels_of.get(&client).map_or(0, BTreeSet::len)
     }
 
-    /// All ids.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = IdInfo> {
-        self.cm.ids()
-    }
-
-    /// Ids from a number on, as many as a page has, and the number of the next one.
-    pub(crate) fn page_of_ids(&self, from: u64, seen: impl Fn(&IdInfo) -> bool) -> (Vec<IdInfo>, Option<u64>) {
-        let mut ids = self.cm.ids_from(CmId::from_number(from)).filter(seen);
-        let page = ids.by_ref().take(CM_ID_PAGE).collect();
-        (page, ids.next().map(|info| info.id.number()))
+    /// Ids from a number on, as many as a page has, and the number of the next one. None: all users' and those that linger.
+    pub(crate) fn page_of_ids(&self, from: u64, user: Option<User>) -> (Vec<IdInfo>, Option<u64>) {
+        let from = CmId::from_number(from);
+        match user {
+            Some(user) => page(self.cm.ids_of_user_from(user, from)),
+            None => page(self.cm.ids_from(from)),
+        }
     }
 
     /// Time has passed.
@@ -188,12 +195,12 @@ impl Host {
     pub(crate) fn remove_client(&mut self, client: u64) -> Vec<OwnedFd> {
         let now = self.now();
         self.cm.release_owner(now, Owner(client));
-        let theirs: Vec<u64> =
-            self.channels.iter().filter(|(_, channel)| channel.client == client).map(|(number, _)| *number).collect();
-        let sockets = theirs.iter().filter_map(|number| self.channels.remove(number)).map(|channel| channel.socket);
-        let sockets = sockets.collect();
-        self.channels_of.remove(&client);
-        self.channel_of.retain(|_, channel| self.channels.contains_key(channel));
+        let theirs = self.channels_of.remove(&client).unwrap_or_default();
+        let channels: Vec<Channel> = theirs.iter().filter_map(|number| self.channels.remove(number)).collect();
+        for id in channels.iter().flat_map(|channel| &channel.ids) {
+            self.channel_of.remove(id);
+        }
+        let sockets = channels.into_iter().map(|channel| channel.socket).collect();
         self.drain();
         sockets
     }
@@ -225,9 +232,27 @@ impl Host {
         // The program's end blocks until the program says otherwise.
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::RDWR).map_err(failed)?;
         self.last_channel += 1;
-        self.channels.insert(self.last_channel, Channel { client, socket, waiting: VecDeque::new() });
-        *self.channels_of.entry(client).or_default() += 1;
+        self.channels
+            .insert(self.last_channel, Channel { client, socket, waiting: VecDeque::new(), ids: BTreeSet::new() });
+        self.channels_of.entry(client).or_default().insert(self.last_channel);
         Ok(Outcome::Channel(self.last_channel, theirs))
+    }
+
+    /// Where an id's events go from now on. Gives where they went before.
+    fn attach(&mut self, id: CmId, channel: u64) -> Option<u64> {
+        let before = self.detach(id);
+        self.channel_of.insert(id, channel);
+        self.channels.get_mut(&channel).expect("the caller has looked").ids.insert(id);
+        before
+    }
+
+    /// An id's events go nowhere any more. Gives where they went.
+    fn detach(&mut self, id: CmId) -> Option<u64> {
+        let before = self.channel_of.remove(&id)?;
+        if let Some(channel) = self.channels.get_mut(&before) {
+            channel.ids.remove(&id);
+        }
+        Some(before)
     }
 
     /// A channel of the client.
@@ -258,7 +283,7 @@ impl Host {
         let space = PortSpace::from_number(space).ok_or_else(|| unknown_space(space))?;
         let service = if datagram { Service::Datagram } else { Service::Connected };
         let id = self.cm.create_id(Owner(asker.client), space, service).map_err(refused)?;
-        self.channel_of.insert(id, channel);
+        self.attach(id, channel);
         Ok(CmReply::Id { id: id.number() })
     }
 
@@ -268,13 +293,13 @@ impl Host {
         guid(asker, connection.path.local)?;
         let established = connection.established().ok_or_else(|| unknown_space(connection.space))?;
         let id = self.cm.adopt(Owner(asker.client), &established).map_err(refused)?;
-        self.channel_of.insert(id, channel);
+        self.attach(id, channel);
         Ok(CmReply::Id { id: id.number() })
     }
 
     fn migrate(&mut self, asker: &Asker<'_>, id: CmId, to: u64) -> Result<CmReply, ServiceError> {
         self.own_channel(asker.client, to)?;
-        let from = self.channel_of.insert(id, to).expect("an id has a channel");
+        let from = self.attach(id, to).expect("an id has a channel");
         if let Some(channel) = self.channels.get_mut(&from) {
             let (theirs, others) = channel.waiting.drain(..).partition(|event| event.id == id);
             channel.waiting = others;
@@ -333,13 +358,13 @@ impl Host {
             CmRequest::Notify { .. } => self.cm.notify(id),
             CmRequest::Disconnect { .. } => self.cm.disconnect(now, id),
             CmRequest::Destroy { .. } => {
+                // Requests that were not taken go with it.
+                let requests = self.cm.waiting_at(id);
                 let listened = self.cm.state(id) == Ok(State::Listen);
                 let outcome = self.cm.destroy(now, id);
                 self.forget_events_of(id, listened);
-                self.channel_of.remove(&id);
-                if listened {
-                    // Requests that were not taken went with it.
-                    self.channel_of.retain(|id, _| self.cm.owner(*id).is_ok());
+                for id in requests.into_iter().chain([id]) {
+                    self.detach(id);
                 }
                 outcome
             }
@@ -376,7 +401,7 @@ impl Host {
             if let EventKind::ConnectRequest(request) = &event.kind
                 && let Some(channel) = self.channel_of.get(&request.listener).copied()
             {
-                self.channel_of.insert(event.id, channel);
+                self.attach(event.id, channel);
             }
             let Some(number) = self.channel_of.get(&event.id).copied() else { continue };
             let Some(channel) = self.channels.get_mut(&number) else { continue };
@@ -393,6 +418,7 @@ impl Host {
             // Its id was given up meanwhile.
             if self.cm.owner(event.id).is_err() {
                 self.channel_of.remove(&event.id);
+                channel.ids.remove(&event.id);
                 continue;
             }
             let message = serde_json::to_vec(&CmEvent::from(event.clone())).expect("events have string keys");
@@ -458,21 +484,29 @@ impl Host {
 
     fn close_channel(&mut self, number: u64) -> Option<OwnedFd> {
         let channel = self.channels.remove(&number)?;
-        let count = self.channels_of.get_mut(&channel.client).expect("its client has it");
-        *count -= 1;
-        if *count == 0 {
+        let theirs = self.channels_of.get_mut(&channel.client).expect("its client has it");
+        theirs.remove(&number);
+        if theirs.is_empty() {
             self.channels_of.remove(&channel.client);
         }
         let now = self.now();
-        let ids: Vec<CmId> = self.channel_of.iter().filter(|(_, at)| **at == number).map(|(id, _)| *id).collect();
-        for id in ids {
-            self.channel_of.remove(&id);
-            // A listener takes requests with it that come later in this list.
+        for id in channel.ids {
+            self.detach(id);
+            // A listener takes requests with it: they may come later in this list, or be in another channel's.
+            let requests = self.cm.waiting_at(id);
             let _gone = self.cm.destroy(now, id);
+            for request in requests {
+                self.detach(request);
+            }
         }
         self.drain();
         Some(channel.socket)
     }
+}
+
+fn page(mut ids: impl Iterator<Item = IdInfo>) -> (Vec<IdInfo>, Option<u64>) {
+    let page = ids.by_ref().take(CM_ID_PAGE).collect();
+    (page, ids.next().map(|info| info.id.number()))
 }
 
 /// Where numbers of ids and channels begin: programs bring theirs over from a service that has crashed, and still use the old numbers for a
@@ -534,5 +568,58 @@ mod tests {
         assert_eq!((host.channels_of(1), host.ids_of(1)), (1, 1));
         drop(host.close_channel(channel));
         assert_eq!((host.channels_of(1), host.ids_of(1)), (0, 0));
+    }
+
+    /// A listener goes with its channel, and takes requests with it whose events went to another one.
+    #[test]
+    fn nothing_is_kept_of_requests_whose_listener_is_gone() {
+        let mut host = Host::new(ferroce_testkit::free_port(), &Limits::default(), crate::config::Fault::default());
+        let asker = Asker { client: 1, holds_qpn: &|_| true, guid_of: &|_| Some(1) };
+        let mut ends = Vec::new();
+        let mut channel = |host: &mut Host| match host.answer(&asker, CmRequest::OpenChannel) {
+            Ok(Outcome::Channel(channel, theirs)) => {
+                ends.push(theirs);
+                channel
+            }
+            _ => panic!("no channel"),
+        };
+        let (first, second) = (channel(&mut host), channel(&mut host));
+        let ask = |host: &mut Host, request| match host.answer(&asker, request) {
+            Ok(Outcome::Reply(reply)) => reply,
+            _ => panic!("refused"),
+        };
+        let space = PortSpace::Tcp as u16;
+        let CmReply::Id { id } = ask(&mut host, CmRequest::CreateId { channel: first, space, datagram: false }) else {
+            panic!("no id")
+        };
+        let here = "127.0.0.1:0".parse().unwrap();
+        let CmReply::Address { addr } =
+            ask(&mut host, CmRequest::Bind { id, addr: here, reuse: false, v6_only: false })
+        else {
+            panic!("no address")
+        };
+        ask(&mut host, CmRequest::Listen { id, backlog: 0 });
+        request(&mut host, addr);
+        assert_eq!((host.ids_of(1), host.kinds_of(1).pending), (2, 1));
+        ask(&mut host, CmRequest::Migrate { id, channel: second });
+        drop(host.close_channel(second));
+        assert_eq!((host.ids_of(1), host.channel_of.len(), host.channels[&first].ids.len()), (0, 0, 0));
+    }
+
+    /// A request of a stranger for a connection.
+    fn request(host: &mut Host, to: std::net::SocketAddr) {
+        let peer: std::net::IpAddr = [10, 0, 0, 2].into();
+        let mut cm = Cm::new(Config::new([7; 32]));
+        let id = cm.create_id(Owner(1), PortSpace::Tcp, Service::Connected).unwrap();
+        let path = ferroce_cm::Path::new(peer, to.ip());
+        let param = ferroce_cm::ConnectionParam { qpn: 0x11, ..Default::default() };
+        let connect =
+            ConnectParam { path, port: to.port(), ca_guid: 2, param, private_data: &[], ece: Default::default() };
+        cm.connect(0, id, &connect).unwrap();
+        let mad = cm.poll_transmit().unwrap().mad.emit();
+        let arrival = ferroce_cm::Arrival { src: peer, dst: to.ip(), ifindex: 1 };
+        let now = host.now();
+        host.cm.handle_packet(now, &arrival, &mad).unwrap();
+        host.drain();
     }
 }

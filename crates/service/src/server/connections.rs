@@ -45,22 +45,20 @@ impl Service {
                     epoll::add(&self.epoll, ours, Source::Channel(channel).token(), epoll::EventFlags::IN)
                 {
                     let error = ServiceError::system("no event channel: cannot watch it", errno);
-                    return self.reply_error(id, request, error.errno(), error.to_string());
+                    return self.reply_error(id, request, error);
                 }
                 self.reply(id, request, Reply::Cm(CmReply::Channel { channel }), &[theirs.as_fd()]);
             }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
         self.rewatch_channels();
     }
 
     /// A page of the ids that a client is told of. Those that nobody owns any more are shown to who sees all.
     pub(super) fn cm_ids(&self, asker: u64, from: u64) -> CmIdPage {
-        let seen = |info: &IdInfo| {
-            let owner = info.owner.and_then(|Owner(client)| self.clients.get(&client));
-            self.may_see(asker, owner.map_or(self.uid, |owner| owner.peer.uid))
-        };
-        let (ids, next) = self.cm.page_of_ids(from, seen);
+        let uid = self.clients[&asker].peer.uid;
+        let user = (!self.may_see(asker, self.uid)).then(|| self.user(uid));
+        let (ids, next) = self.cm.page_of_ids(from, user);
         let status = |info: &IdInfo| CmIdStatus {
             id: info.id.number(),
             pid: info.owner.and_then(|Owner(client)| self.clients.get(&client)).map_or(0, |client| client.peer.pid),

@@ -40,15 +40,19 @@ impl Service {
         if lend.groups.len() >= GROUPS_PER_LANE_MAX {
             return too_many(format!("the program is in {GROUPS_PER_LANE_MAX} multicast groups already"));
         }
+        if !has_socket(socket) {
+            // They have the service's together, and the kernel bounds what one socket joins.
+            self.may_join(client, (group, ifindex))?;
+        }
         let descriptor = self.receiver_of(socket).expect("a lane is leased, so the port is open");
         match sys::set_membership(descriptor, group, ifindex, true) {
             Ok(()) => {}
             // It was joined just before the service crashed, or for another lane without a socket.
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                let joined = lend.groups.len();
+                let joined = self.joined_by(socket);
                 return too_many(format!(
-                    "the kernel lets no socket join more than the {joined} groups that the program is in: raise sysctl net.ipv4.igmp_max_memberships"
+                    "the kernel lets no socket join more than the {joined} groups that it is in: raise sysctl net.ipv4.igmp_max_memberships"
                 ));
             }
             Err(error) => {
@@ -103,6 +107,15 @@ impl Service {
         others.into_iter().any(|(_, lend)| lend.groups.contains(&membership))
     }
 
+    /// How many groups the socket that gets what is sent to a lane is in.
+    fn joined_by(&self, socket: SocketId) -> usize {
+        if has_socket(socket) {
+            return self.lends[&socket].groups.len();
+        }
+        let socketless = self.lends.iter().filter(|(id, _)| !has_socket(**id));
+        socketless.flat_map(|(_, lend)| &lend.groups).collect::<BTreeSet<_>>().len()
+    }
+
     /// Memberships of a client's lanes.
     pub(super) fn groups_of(&self, client: &Client) -> u32 {
         client.lanes.values().map(|socket| self.lends[socket].groups.len() as u32).sum()
@@ -127,7 +140,11 @@ mod tests {
 
     use super::*;
     use crate::client::{Client, StartOptions};
+    use crate::config::Serve;
+    use crate::seqpacket;
+    use crate::server::limits::groups_max;
     use crate::server::{Hosted, ServerOptions};
+    use crate::sys::Peer;
 
     const LOOPBACK: u32 = 1;
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 71, 9);
@@ -203,6 +220,68 @@ mod tests {
         sender.send_to(&[0xff; 24], (GROUP, options.port)).unwrap();
         // What came would be there: loopback delivers within the call.
         assert!(socket.recv(&mut [0; 64]).is_err());
+    }
+
+    /// A program of a user, and its lane.
+    struct Program {
+        id: u64,
+        lane: u16,
+        _open: [OwnedFd; 2],
+    }
+
+    impl Program {
+        /// Of another user than the service's.
+        fn of(service: &mut Service, uid: u32) -> Program {
+            let (ours, theirs) = seqpacket::pair().unwrap();
+            let id = service.next_client;
+            service.enlist_client(theirs, Peer { pid: 1, uid });
+            let (lane, socket, relay) = service.new_lane(id).unwrap();
+            assert!(socket.is_none());
+            Program { id, lane, _open: [ours, relay] }
+        }
+
+        fn join(&self, service: &mut Service, group: usize) -> Result<(), ServiceError> {
+            let group = Ipv4Addr::new(239, 255, 72, group as u8);
+            service.join_group(self.id, self.lane, group.into(), LOOPBACK).map(drop)
+        }
+
+        /// As many as it can.
+        fn join_all(&self, service: &mut Service, from: usize) -> (usize, ServiceError) {
+            let mut joined = 0;
+            loop {
+                match self.join(service, from + joined) {
+                    Ok(()) => joined += 1,
+                    Err(error) => return (joined, error),
+                }
+            }
+        }
+    }
+
+    /// Lanes of other users have the service's socket together, which the kernel lets join so many groups: one user had them all.
+    #[test]
+    fn users_without_sockets_leave_groups_to_each_other() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        let mut service = Service::bind(ServerOptions { serve: Some(Serve::Namespace), ..options }).unwrap();
+        service.uid = 7;
+        service.open_group().unwrap();
+        let greedy = Program::of(&mut service, 8);
+        let most = groups_max(GROUP.into());
+        assert!(most >= 8, "the kernel's limit is {most}");
+        let (joined, refused) = greedy.join_all(&mut service, 0);
+        assert_eq!((joined, refused.errno()), (most / 2, libc::ENOMEM));
+        assert!(refused.to_string().contains("limits.user.groups"), "{refused}");
+        let again = Program::of(&mut service, 8);
+        again.join(&mut service, joined).expect_err("its user has its share");
+        again.join(&mut service, 0).expect("one of those that its user has");
+
+        let other = Program::of(&mut service, 9);
+        other.join(&mut service, 0).expect("what another one joined costs nothing");
+        let (further, _) = other.join_all(&mut service, 100);
+        assert!((1..=most - joined).contains(&further), "{further}");
+        service.release(greedy.id, greedy.lane).unwrap();
+        service.release(again.id, again.lane).unwrap();
+        let (more, _) = other.join_all(&mut service, 100 + further);
+        assert!(more > 0, "what was given back is there for others");
     }
 
     #[test]

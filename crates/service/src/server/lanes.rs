@@ -21,7 +21,7 @@ impl Service {
     pub(super) fn lease(&mut self, id: u64, request: u64) {
         let group = match self.open_group() {
             Ok(group) => group,
-            Err(error) => return self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => return self.reply_error(id, request, error),
         };
         if group.has_strangers() && self.opened.is_some_and(|opened| opened.elapsed() < STRANGERS_FIRST) {
             self.waiting.push((id, request));
@@ -34,7 +34,7 @@ impl Service {
                 self.reply(id, request, Reply::Lane { lane, seed, lease }, &descriptors);
                 self.audit(id, if copy.is_some() { "leased" } else { "leased without a socket" }, lane, lease);
             }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
     }
 
@@ -62,7 +62,7 @@ impl Service {
                 self.audit(id, "brought along from an earlier service", lane, lease);
                 self.reply(id, request, Reply::Reclaimed { lane }, &[relay.as_fd()]);
             }
-            Err(error) => self.reply_error(id, request, error.errno(), error.to_string()),
+            Err(error) => self.reply_error(id, request, error),
         }
     }
 
@@ -127,6 +127,7 @@ impl Service {
             .map_err(|errno| ServiceError::system("cannot watch a relay", errno))?;
         let lend = self.lends.get_mut(&socket).expect("the lane is leased");
         let before = std::mem::replace(&mut lend.relay, ours);
+        lend.offers.clear();
         let closer = lend.closer.clone();
         self.unwatch(&before);
         closer.retire(before);
@@ -134,7 +135,7 @@ impl Service {
     }
 
     /// Lane, and what the client gets: a copy of its socket, if it may have one, and the relay's other end.
-    fn new_lane(&mut self, id: u64) -> Result<(u16, Option<OwnedFd>, OwnedFd), ServiceError> {
+    pub(super) fn new_lane(&mut self, id: u64) -> Result<(u16, Option<OwnedFd>, OwnedFd), ServiceError> {
         self.may_have_lane(id)?;
         let lane = self.free_lane_number()?;
         let (ours, theirs) = relay_pair()?;
@@ -152,7 +153,8 @@ impl Service {
     fn new_lend(&self, id: u64, relay: OwnedFd, lane: u16, lease: u64) -> Lend {
         let client = &self.clients[&id];
         let holder = Holder { client: id, uid: client.peer.uid };
-        Lend { relay, closer: client.closer.clone(), lane: Some(lane), lease, groups: Memberships::new(), holder }
+        let (closer, groups, offers) = (client.closer.clone(), Memberships::new(), Vec::new());
+        Lend { relay, closer, lane: Some(lane), lease, groups, offers, holder }
     }
 
     /// A name for a lease: random, not 0, and good for an id without a socket.

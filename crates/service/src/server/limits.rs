@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use ferroce_cm::{Owner, State, leaves_room};
+use ferroce_cm::{Kinds, leaves_room, part_of_guests};
 use rustix::process::{Resource, getrlimit};
 
-use super::{CLIENTS_MAX, Service, has_socket};
+use super::groups::Memberships;
+use super::{CLIENTS_MAX, Holder, Service, SocketId, has_socket};
 use crate::cm::protocol::CmRequest;
-use crate::config::{DESCRIPTORS_MAX, IDS_MAX};
+use crate::config::{DESCRIPTORS_MAX, GROUPS_OF_ALL_MAX, IDS_MAX, RING_OFFERS_MAX};
 use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::sys::Peer;
 use crate::{LANE_MAX, ServiceError};
@@ -32,15 +34,6 @@ const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 /// Users and limits that are remembered for that.
 const SAID_MAX: usize = 1024;
-
-/// Ids of one client that the limits are about.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct IdUse {
-    pub(super) ids: u32,
-    pub(super) listeners: u32,
-    /// Connections that are being made.
-    pub(super) pending: u32,
-}
 
 /// Who asks for something.
 struct Who<'a> {
@@ -74,17 +67,12 @@ struct Good {
     errno: i32,
 }
 
-/// Three quarters.
-pub(crate) const fn part_of_others(most: usize) -> usize {
-    most / 4 * 3
-}
-
 const PROGRAMS: Good = Good {
     what: "programs",
     keys: ["process.programs", "user.programs"],
     times: 1,
     most: CLIENTS_MAX,
-    others: part_of_others(CLIENTS_MAX),
+    others: part_of_guests(CLIENTS_MAX),
     errno: libc::EUSERS,
 };
 const LANES: Good = Good {
@@ -92,7 +80,7 @@ const LANES: Good = Good {
     keys: ["process.lanes", "user.lanes"],
     times: 1,
     most: LANE_MAX as usize,
-    others: part_of_others(LANE_MAX as usize),
+    others: part_of_guests(LANE_MAX as usize),
     errno: libc::ENOSPC,
 };
 /// Lanes, with those that were given back and whose relay somebody still has: the service keeps its end of that, and an entry.
@@ -100,7 +88,7 @@ const LENDS: Good = Good {
     what: "lanes, with those given back whose relay is open still (in a forked child, say),",
     times: LENDS_PER_LANE,
     most: LENDS_MAX,
-    others: part_of_others(LENDS_MAX),
+    others: part_of_guests(LENDS_MAX),
     ..LANES
 };
 const IDS: Good = Good {
@@ -108,7 +96,7 @@ const IDS: Good = Good {
     keys: ["process.ids", "user.ids"],
     times: 1,
     most: IDS_MAX as usize,
-    others: part_of_others(IDS_MAX as usize),
+    others: part_of_guests(IDS_MAX as usize),
     errno: libc::ENOMEM,
 };
 /// Bounded by ids.
@@ -214,6 +202,23 @@ impl Said {
     }
 }
 
+/// Descriptors that a lend takes: the service's end of its relay, and its socket.
+fn descriptors_of(socket: SocketId) -> usize {
+    if has_socket(socket) { 2 } else { 1 }
+}
+
+/// Groups of an IP version that the kernel lets one socket be in, as far as the service uses them.
+pub(super) fn groups_max(version_of: IpAddr) -> usize {
+    /// Where the system does not tell (`IP_MAX_MEMBERSHIPS` of ip(7)).
+    const USUAL: usize = 20;
+    let most = GROUPS_OF_ALL_MAX as usize;
+    if version_of.is_ipv6() {
+        return most;
+    }
+    let told = std::fs::read_to_string("/proc/sys/net/ipv4/igmp_max_memberships");
+    told.ok().and_then(|told| told.trim().parse().ok()).unwrap_or(USUAL).min(most)
+}
+
 /// Descriptors of this process that programs may have: what the system allows, but for those that the service needs itself.
 pub(super) fn descriptors_for_programs() -> usize {
     let allowed = getrlimit(Resource::Nofile).current.map_or(DESCRIPTORS_MAX as usize, |limit| limit as usize);
@@ -223,22 +228,6 @@ pub(super) fn descriptors_for_programs() -> usize {
 }
 
 impl Service {
-    /// What clients have of the connection manager; who has nothing is left out.
-    pub(super) fn id_use(&self) -> BTreeMap<u64, IdUse> {
-        let mut by_client: BTreeMap<u64, IdUse> = BTreeMap::new();
-        for info in self.cm.ids() {
-            let Some(Owner(client)) = info.owner else { continue };
-            let used = by_client.entry(client).or_default();
-            used.ids += 1;
-            match info.state {
-                State::Listen => used.listeners += 1,
-                _ if is_pending(info.state) => used.pending += 1,
-                _ => {}
-            }
-        }
-        by_client
-    }
-
     /// Whether one more program of this user may connect.
     pub(super) fn may_connect(&mut self, peer: Peer) -> Result<(), ServiceError> {
         let mut taken = self.taken(peer.uid, None, |_, _| 1);
@@ -269,12 +258,12 @@ impl Service {
             CmRequest::CreateId { .. } | CmRequest::Adopt { .. } => self.may_have_id(id),
             CmRequest::Listen { .. } => {
                 let (process, user) = (self.options.limits.process.listeners, self.options.limits.user.listeners);
-                self.may_use_ids(id, &LISTENERS, |state| state == State::Listen, [process, user])
+                self.may_use_ids(id, &LISTENERS, |kinds| kinds.listeners, [process, user])
             }
             CmRequest::Connect { .. } | CmRequest::Resolve { .. } => {
                 let (process, user) = (&self.options.limits.process, &self.options.limits.user);
                 let limits = [process.pending_connections, user.pending_connections];
-                self.may_use_ids(id, &PENDING, is_pending, limits)
+                self.may_use_ids(id, &PENDING, |kinds| kinds.pending, limits)
             }
             _ => Ok(()),
         }
@@ -302,7 +291,7 @@ impl Service {
         let by_program = self.cm.ids_of(id);
         let (by_user, by_others) = self.cm.ids_of_user(self.user(peer.uid));
         // Those that linger are nobody's, and have a limit of their own.
-        let taken = Taken { all: by_program, by_others, by_user, by_program };
+        let taken = Taken { all: self.cm.ids_of_all(), by_others, by_user, by_program };
         let (process, user) = (self.options.limits.process.ids, self.options.limits.user.ids);
         self.check(peer, Some(id), &IDS, taken, 1, [Some(process), user])
     }
@@ -311,15 +300,71 @@ impl Service {
         &mut self,
         id: u64,
         good: &Good,
-        counts: fn(State) -> bool,
+        count: fn(Kinds) -> usize,
         [process, user]: [u32; 2],
     ) -> Result<(), ServiceError> {
         let peer = self.clients[&id].peer;
-        // Others' ids are not looked at: these limits are of users only, and one with many ids shall not hold others up.
-        let count = |id: u64| self.cm.states_of(id).filter(|state| counts(*state)).count();
-        let taken =
-            self.taken(peer.uid, Some(id), |id, client| if client.peer.uid == peer.uid { count(id) } else { 0 });
+        // Ids bound them for all together.
+        let by_user = count(self.cm.kinds_of_user(self.user(peer.uid)));
+        let taken = Taken { by_user, by_program: count(self.cm.kinds_of(id)), ..Taken::default() };
         self.check(peer, Some(id), good, taken, 1, [Some(process), Some(user)])
+    }
+
+    /// Whether a program may have one more offer of a ring on its way.
+    pub(super) fn may_offer_ring(&mut self, holder: Holder) -> bool {
+        // Each is a descriptor in flight, of which a user who has no say in it may have as many as it may have open.
+        let most = (RING_OFFERS_MAX as usize).min(self.descriptors / 4);
+        let good = Good {
+            what: "offers of rings on their way",
+            keys: ["process.ring_offers", "user.ring_offers"],
+            times: 1,
+            most,
+            others: part_of_guests(most),
+            errno: libc::ENOBUFS,
+        };
+        let Some(peer) = self.clients.get(&holder.client).map(|client| client.peer) else { return false };
+        let limits = [Some(self.options.limits.process.ring_offers), self.options.limits.user.ring_offers];
+        if good.check(self.is_other(peer.uid), self.offers_taken(holder), 1, limits).is_ok() {
+            return true;
+        }
+        self.forget_read_offers(holder.uid);
+        self.check(peer, Some(holder.client), &good, self.offers_taken(holder), 1, limits).is_ok()
+    }
+
+    fn offers_taken(&self, holder: Holder) -> Taken {
+        let mut taken = Taken::default();
+        for sender in self.lends.values().flat_map(|lend| &lend.offers) {
+            taken.add(1, self.is_other(sender.uid), sender.uid == holder.uid, sender.client == holder.client);
+        }
+        taken
+    }
+
+    /// Whether the service's own socket may be in one more multicast group for a user's lanes that have none.
+    pub(super) fn may_join(&mut self, id: u64, wanted: (IpAddr, u32)) -> Result<(), ServiceError> {
+        let peer = self.clients[&id].peer;
+        let most = groups_max(wanted.0);
+        let good = Good {
+            what: "multicast groups of lanes without sockets",
+            keys: ["process.groups", "user.groups"],
+            times: 1,
+            most,
+            // The service's own user needs none of them: its lanes have sockets.
+            others: most,
+            errno: libc::ENOMEM,
+        };
+        let mut users = Memberships::new();
+        let mut all = Memberships::new();
+        for lend in self.lends.iter().filter(|(socket, _)| !has_socket(**socket)).map(|(_, lend)| lend) {
+            let of_kind = lend.groups.iter().filter(|(group, _)| group.is_ipv4() == wanted.0.is_ipv4());
+            let others = of_kind.filter(|membership| **membership != wanted);
+            if lend.holder.uid == peer.uid {
+                users.extend(others.clone());
+            }
+            all.extend(others);
+        }
+        let taken = Taken { all: all.len(), by_others: all.len(), by_user: users.len(), by_program: 0 };
+        let limits = [None, self.options.limits.user.groups];
+        self.check(peer, Some(id), &good, taken, 1, limits)
     }
 
     /// Whether a program may make the service hold so many more descriptors.
@@ -329,7 +374,7 @@ impl Service {
             keys: ["process.descriptors", "user.descriptors"],
             times: 1,
             most: self.descriptors,
-            others: part_of_others(self.descriptors),
+            others: part_of_guests(self.descriptors),
             errno: libc::EMFILE,
         };
         let taken = self.descriptors_taken(peer.uid, id);
@@ -337,14 +382,27 @@ impl Service {
         self.check(peer, id, &good, taken, wanted, [Some(process), user])
     }
 
+    /// Descriptors that a program's connection and its event channels take.
+    pub(super) fn descriptors_of_client(&self, id: u64) -> usize {
+        OF_CONNECTION + self.cm.channels_of(id)
+    }
+
+    /// Those that lanes take, by program; one of which a lane that was given back is open still may be gone.
+    pub(super) fn descriptors_of_lends(&self) -> BTreeMap<u64, usize> {
+        let mut of_clients = BTreeMap::new();
+        for (socket, lend) in &self.lends {
+            *of_clients.entry(lend.holder.client).or_default() += descriptors_of(*socket);
+        }
+        of_clients
+    }
+
     /// Descriptors that the service holds for programs: connections, lanes (also those that were given back, as long as a copy of the
     /// relay's other end is there), event channels, and what waits to be closed, though its program may be gone.
     fn descriptors_taken(&self, uid: u32, id: Option<u64>) -> Taken {
-        let mut taken = self.taken(uid, id, |id, _| OF_CONNECTION + self.cm.channels_of(id));
+        let mut taken = self.taken(uid, id, |id, _| self.descriptors_of_client(id));
         for (socket, lend) in &self.lends {
-            let held = if has_socket(*socket) { 2 } else { 1 };
             let holder = lend.holder;
-            taken.add(held, self.is_other(holder.uid), holder.uid == uid, Some(holder.client) == id);
+            taken.add(descriptors_of(*socket), self.is_other(holder.uid), holder.uid == uid, Some(holder.client) == id);
         }
         for (of, pending) in self.closers.all_pending() {
             taken.add(pending, self.is_other(of), of == uid, false);
@@ -398,13 +456,6 @@ impl Taken {
         self.by_user += if by_user { amount } else { 0 };
         self.by_program += if by_program { amount } else { 0 };
     }
-}
-
-fn is_pending(state: State) -> bool {
-    matches!(
-        state,
-        State::ReqSent | State::MraReqRcvd | State::ReqRcvd | State::RepSent | State::MraRepRcvd | State::RepRcvd
-    )
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::{Service, SocketId, has_socket};
+use super::{Holder, Service, SocketId, has_socket};
 use crate::cm::Inbound;
 use crate::protocol::{RelayHeader, RingCall, RingStep};
 use crate::{seqpacket, sys};
@@ -73,7 +73,7 @@ impl Service {
             let Some((lend, lane)) = self.lends.get(&socket).and_then(|lend| Some((lend, lend.lane?))) else {
                 break;
             };
-            let sender = (lane, lend.lease);
+            let sender = Sender { lane, lease: lend.lease, holder: lend.holder };
             if lend.closer.must_not_receive(&lend.relay) {
                 self.cut(lane, "too much that its user has sent cannot be closed");
                 break;
@@ -166,13 +166,14 @@ impl Service {
         }
     }
 
-    /// Tells a lane what another one, `sender`, has to say about a ring. Its memory is only passed on.
-    fn pass_on(&mut self, sender: (u16, u64), call: &RingCall, memory: Option<&OwnedFd>) {
+    /// Tells a lane what another one, `sender`, has to say about a ring. Its memory is only passed on: it stays in the relay until the lane's
+    /// program reads it, and counts as its sender's meanwhile.
+    fn pass_on(&mut self, sender: Sender, call: &RingCall, memory: Option<&OwnedFd>) {
         if memory.is_none() && call.step == RingStep::Offer {
             self.counters.drop_short += 1;
             return;
         }
-        if call.lane == sender.0 {
+        if call.lane == sender.lane {
             self.counters.drop_loop += 1;
             return;
         }
@@ -182,22 +183,51 @@ impl Service {
             self.counters.drop_no_lane += 1;
             return;
         };
-        let call = RingCall { lane: sender.0, lease: sender.1, ..*call };
+        if memory.is_some() && !self.may_offer_ring(sender.holder) {
+            self.counters.drop_limit += 1;
+            return;
+        }
+        let call = RingCall { lane: sender.lane, lease: sender.lease, ..*call };
         let descriptors: Vec<BorrowedFd<'_>> = memory.into_iter().map(AsFd::as_fd).collect();
-        self.hand_over(socket, &[&call.encode()], &descriptors);
+        if self.hand_over(socket, &[&call.encode()], &descriptors) && memory.is_some() {
+            self.lends.get_mut(&socket).expect("it is leased").offers.push(sender.holder);
+        }
     }
 
-    fn hand_over(&mut self, socket: SocketId, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) {
-        match seqpacket::send(&self.lends[&socket].relay, parts, descriptors, SendFlags::DONTWAIT) {
-            Ok(()) => self.counters.relay_out += 1,
-            Err(errno) => {
-                if errno != Errno::AGAIN {
-                    log::debug!("no relay to socket {socket}: {errno}");
-                }
-                self.counters.drop_full += 1;
+    /// Offers in relays that have been read are on their way no more.
+    pub(super) fn forget_read_offers(&mut self, uid: u32) {
+        let with_offers = self.lends.values_mut().filter(|lend| lend.offers.iter().any(|sender| sender.uid == uid));
+        for lend in with_offers {
+            if sys::is_all_read(lend.relay.as_fd()) {
+                lend.offers.clear();
             }
         }
     }
+
+    /// False: it is dropped, and counted.
+    fn hand_over(&mut self, socket: SocketId, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> bool {
+        match seqpacket::send(&self.lends[&socket].relay, parts, descriptors, SendFlags::DONTWAIT) {
+            Ok(()) => self.counters.relay_out += 1,
+            Err(errno) => {
+                match errno {
+                    Errno::AGAIN => {}
+                    Errno::TOOMANYREFS => self.say_many_in_flight("an offer of a ring is dropped"),
+                    errno => log::debug!("no relay to socket {socket}: {errno}"),
+                }
+                self.counters.drop_full += 1;
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// The lane that says something about a ring.
+#[derive(Clone, Copy)]
+struct Sender {
+    lane: u16,
+    lease: u64,
+    holder: Holder,
 }
 
 /// A packet from the network without its ICRC, if that is right: lanes take what is relayed as checked.
@@ -231,7 +261,9 @@ mod tests {
 
     use super::*;
     use crate::client::{Client, StartOptions};
+    use crate::config::Serve;
     use crate::server::ServerOptions;
+    use crate::sys::Peer;
 
     /// One datagram of the network or several that the kernel merged: each packet is counted.
     #[test]
@@ -259,6 +291,49 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         };
         assert_eq!((counters.strays, counters.drop_icrc, counters.drop_short), (4, 2, 2));
+    }
+
+    /// What was offered and not read stayed in the kernel, as much as lanes could be had to send it to.
+    #[test]
+    fn offers_of_rings_that_nobody_reads_are_bounded() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        let mut service = Service::bind(ServerOptions { serve: Some(Serve::Namespace), ..options }).unwrap();
+        service.uid = 7;
+        service.options.limits.process.ring_offers = 3;
+        service.options.limits.user.ring_offers = Some(4);
+        let mut open = Vec::new();
+        let mut lane = |service: &mut Service, uid| {
+            let (ours, theirs) = seqpacket::pair().unwrap();
+            let id = service.next_client;
+            service.enlist_client(theirs, Peer { pid: 1, uid });
+            let (lane, _, relay) = service.new_lane(id).unwrap();
+            open.push(ours);
+            let lease = service.lease_of(lane);
+            (Sender { lane, lease, holder: Holder { client: id, uid } }, relay)
+        };
+        let (first, _) = lane(&mut service, 8);
+        let (second, _) = lane(&mut service, 8);
+        let (other, _) = lane(&mut service, 9);
+        let (target, relay) = lane(&mut service, 10);
+        let memory = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let call = RingCall { step: RingStep::Offer, lane: target.lane, lease: target.lease, id: 7, wake: [9; 16] };
+        let offer = |service: &mut Service, sender: Sender| {
+            let before = service.counters;
+            service.pass_on(sender, &call, Some(&memory));
+            let after = service.counters;
+            (after.relay_out - before.relay_out, after.drop_limit - before.drop_limit)
+        };
+        let offers: Vec<_> = (0..5).map(|_| offer(&mut service, first)).collect();
+        assert_eq!(offers, [(1, 0), (1, 0), (1, 0), (0, 1), (0, 1)], "of a program");
+        let offers: Vec<_> = (0..3).map(|_| offer(&mut service, second)).collect();
+        assert_eq!(offers, [(1, 0), (0, 1), (0, 1)], "of its user");
+        assert_eq!(offer(&mut service, other), (1, 0));
+        for _ in 0..5 {
+            let received = seqpacket::recv(&relay, &mut [0; 64], rustix::net::RecvFlags::DONTWAIT).unwrap();
+            assert_eq!(received.descriptors.len(), 1);
+        }
+        assert_eq!(offer(&mut service, first), (1, 0), "they were read");
+        assert_eq!(service.lends.values().map(|lend| lend.offers.len()).sum::<usize>(), 1);
     }
 
     /// A program that has a socket of the group puts another program in the place of the service's.

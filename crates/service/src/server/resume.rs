@@ -230,7 +230,7 @@ impl Service {
                 self.leave_all(socket, std::mem::take(&mut groups));
             }
             let closer = self.closers.of(saved.map_or(closing::NOBODY_KNOWN, |lend| lend.holder.uid));
-            self.lends.insert(socket, Lend { relay, closer, lane, lease, groups, holder });
+            self.lends.insert(socket, Lend { relay, closer, lane, lease, groups, offers: Vec::new(), holder });
         }
         Ok(())
     }

@@ -1,9 +1,11 @@
 //! Programs and services of several users.
 
 use std::fs;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,9 +14,11 @@ use ferroce_service::client::{Client, Relayed, StartOptions};
 use ferroce_service::cm::client::EventChannel;
 use ferroce_wire::NetHeader;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
 
-use super::{Helper, MINUTE, Scene, Traffic, kill, lanes, packet, say, signal, wait_for, wait_for_end_of_input};
+use super::{
+    Helper, MINUTE, Scene, Traffic, eventually, kill, lanes, packet, say, signal, wait_for, wait_for_end_of_input,
+};
 
 const NOBODY: u32 = 65_534;
 
@@ -262,6 +266,102 @@ pub(super) fn one_user_leaves_ids_and_descriptors_to_others(scene: &Scene) {
     drop(client);
     scene.kill_service(&status);
     service.child.wait().unwrap();
+}
+
+/// Sends descriptors that nobody reads, more than a service may have open whose limit is [`FEW`].
+pub(super) fn role_send_unread() {
+    let mut pairs = Vec::new();
+    for n in 0..FEW + FEW / 2 {
+        // Not more than a socket has room for.
+        if n % 100 == 0 {
+            pairs.push(UnixStream::pair().unwrap());
+        }
+        let from = &pairs.last().unwrap().0;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [from.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        rustix::net::sendmsg(from, &[std::io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+    }
+    say("sent");
+    wait_for_end_of_input();
+}
+
+/// Has a lane, and says then with each line of its input what comes of connecting and asking for another one, and the keeper of its
+/// service, how often that has crashed, and its process.
+pub(super) fn role_ask_again(options: &StartOptions) {
+    let client = Client::connect(options).unwrap();
+    let _lease = client.lease_lane().unwrap();
+    let tell = |answer: &str| {
+        let status = client.status().unwrap();
+        say(format_args!("{answer} {} {} {}", status.keeper, status.restarts, status.pid));
+    };
+    tell("leased");
+    for _line in std::io::stdin().lines() {
+        match Client::connect(options).and_then(|client| client.lease_lane()) {
+            Ok(_) => tell("leased"),
+            Err(error) => tell(&error.errno().to_string()),
+        }
+    }
+}
+
+/// RLIMIT_NOFILE of a service.
+const FEW: usize = 600;
+
+/// The kernel lets a user without CAP_SYS_RESOURCE have so many descriptors on their way as it may have open. When others of its programs had
+/// them all, the service took its keeper for dead and could not hand over to a next one.
+pub(super) fn a_service_that_can_send_no_descriptors_waits(scene: &Scene) {
+    if !there_are_two_users() {
+        return;
+    }
+    // The numbers are a user's; of this one there is nothing else.
+    const USER: u32 = 64_713;
+    let reachable = Reachable::new(scene);
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={FEW}:{FEW}")).arg(reachable.copy(&scene.options.candidates[0]));
+    command.args(["--ready", "--name", &scene.options.name, "--port", &scene.options.port.to_string()]);
+    let mut service = Helper::spawn(with_pipes({
+        command.uid(USER).gid(NOBODY);
+        command
+    }));
+    assert_eq!(service.line(), "ready");
+    let mut asks = reachable.as_user(scene, "ask_again", USER);
+    let before = asks.line();
+    let served = before.strip_prefix("leased ").expect("it has a lane").to_owned();
+    let mut sender = reachable.as_user(scene, "send_unread", USER);
+    assert_eq!(sender.line(), "sent");
+    let mut ask = || {
+        writeln!(asks.child.stdin.as_mut().unwrap()).unwrap();
+        asks.line()
+    };
+    assert_eq!(ask(), format!("{} {served}", libc::EAGAIN), "the service goes on");
+    sender.end();
+    assert_eq!(ask(), format!("leased {served}"));
+
+    // Nor can its keeper give the next one anything.
+    let [keeper, _, worker] = served.split(' ').collect::<Vec<_>>()[..] else { panic!("{served}") };
+    let mut sender = reachable.as_user(scene, "send_unread", USER);
+    assert_eq!(sender.line(), "sent");
+    kill(worker.parse().unwrap());
+    let mut next = None;
+    eventually("the next service", || {
+        next = child_of(keeper).filter(|child| child != worker);
+        next.is_some()
+    });
+    let next = next.expect("it is there");
+    sender.end();
+    assert_eq!(ask(), format!("leased {keeper} 1 {next}"), "one more was started");
+    asks.end();
+    let worker = next.parse().unwrap();
+    signal(worker, rustix::process::Signal::STOP);
+    service.kill();
+    kill(worker);
+}
+
+/// The process that a process has started, if there is one.
+fn child_of(pid: &str) -> Option<String> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_ascii_whitespace().next().map(str::to_owned)
 }
 
 /// Whoever starts a program with more rights than his own wrote its environment: with its rights it would execute what he likes, and
