@@ -1,7 +1,7 @@
 //! The private interface by which `librdmacm.so.1` reaches the connection manager: the functions `ferroce_cm_*` of `libibverbs.so.1`,
 //! version node `FERROCE_PRIVATE_1`. Whatever changes here needs a new node: programs may load the two libraries of two installations.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
 use crate::ibv_gid;
 
@@ -28,6 +28,9 @@ pub struct ferroce_cm_path {
     /// Name of the device, with its NUL.
     pub device: [c_char; 64],
 }
+
+/// Told of the end of a wait: its cookie, and 0 or an error number.
+pub type ferroce_cm_told = extern "C" fn(cookie: u64, errno: c_int);
 
 /// What one end says of its queue pair.
 #[derive(Clone, Copy, Debug, Default)]

@@ -12,8 +12,8 @@ use crate::programs;
 ///
 /// Each network interface that is up and has an address is a device. PATH MTU is the largest path MTU that queue pairs may ask for. A
 /// program picks its own address by the GID's index (ibv_rc_pingpong -g 0, perftest -x 0). An address may stand at several indices: 0, 1
-/// and 3 are IPv4 wherever the interface has such an address, for recipes name them. A last line says if no program can open a device at
-/// present, and why.
+/// and 3 are IPv4 wherever the interface has such an address, for recipes name them. Last lines say if no program can open a device at
+/// present, and why, and which variables of the environment have programs do otherwise than usual.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -65,21 +65,29 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<u8> {
         if shown.iter().any(Shown::repeats) {
             out.line(WHY_REPEATED)?;
         }
-        if let Some(obstacle) = obstacle() {
-            out.line(format_args!("No program can open a device at present: {obstacle}"))?;
-        }
+        notes().into_iter().try_for_each(|line| out.line(line))?;
     }
     Ok(0)
 }
 
-/// What keeps programs from opening a device.
-fn obstacle() -> Option<String> {
+/// What keeps programs from opening a device, and what has them do otherwise than usual.
+fn notes() -> Vec<String> {
+    let cannot = |why: &dyn std::fmt::Display| format!("No program can open a device at present: {why}");
+    let mut notes = Vec::new();
     match programs::service() {
-        // Only an attempt tells.
-        Ok(Some(service)) => service.lease_lane().err().map(|error| error.to_string()),
-        Ok(None) => ferroce_service::obstacle().map(|error| error.to_string()),
-        Err(error) => Some(format!("{error:#}")),
+        Ok(Some(service)) => {
+            // Only an attempt tells.
+            notes.extend(service.lease_lane().err().map(|error| cannot(&error)));
+            let status = programs::status(&service).ok();
+            notes.extend(status.and_then(|status| programs::settings_too_late(&status)));
+        }
+        Ok(None) => notes.extend(ferroce_service::obstacle().map(|error| cannot(&error))),
+        Err(error) => notes.push(cannot(&format_args!("{error:#}"))),
     }
+    for setting in ferroce::settings() {
+        notes.push(setting.effect.unwrap_or_else(|error| cannot(&error)));
+    }
+    notes
 }
 
 impl Shown {

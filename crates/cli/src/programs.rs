@@ -1,5 +1,7 @@
 //! The programs on this host that use Ferroce: who they are, says the service; what they are at, they say themselves.
 
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -33,6 +35,36 @@ pub(crate) fn status(client: &Client) -> Result<Status, ServiceError> {
     let mut status = client.status()?;
     status.clients.retain(|client| client.pid != std::process::id());
     Ok(status)
+}
+
+/// A line about variables that a service obeys as it starts, and that the one which runs was started without.
+pub(crate) fn settings_too_late(status: &Status) -> Option<String> {
+    let environment = std::fs::read(format!("/proc/{}/environ", status.pid)).ok()?;
+    let program = std::fs::read_link(format!("/proc/{}/exe", status.pid)).ok()?;
+    let late = late(&environment, &program, ferroce::environment::var_os);
+    (!late.is_empty()).then(|| {
+        format!(
+            "{} is read when a service starts, and the one that runs (pid {}) was started otherwise: it counts for the next one, which \
+             starts after the end of this one's last program",
+            late.join(", "),
+            status.pid
+        )
+    })
+}
+
+/// The variables that are set otherwise than in an environment, or name another program.
+fn late(environment: &[u8], program: &Path, own: impl Fn(&str) -> Option<OsString>) -> Vec<&'static str> {
+    let has = |name: &str, value: &OsStr| {
+        environment.split(|byte| *byte == 0).any(|entry| {
+            let rest = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+            rest == Some(value.as_encoded_bytes())
+        })
+    };
+    let differs = |name: &&str| own(name).is_some_and(|value| !has(name, &value));
+    let mut late: Vec<&str> = ["FERROCE_CONFIG", "FERROCE_SERVICE_IDLE_S"].into_iter().filter(differs).collect();
+    let names_another = |value: OsString| std::fs::canonicalize(value).is_ok_and(|named| named != program);
+    late.extend(own("FERROCE_SERVICE").is_some_and(names_another).then_some("FERROCE_SERVICE"));
+    late
 }
 
 fn kind(error: &ServiceError) -> std::io::ErrorKind {
@@ -110,6 +142,23 @@ mod tests {
             silent(&[Program { client, answer }]),
             ["pid 7 (ib_write_bw) did not answer within 1s; is it stopped?"]
         );
+    }
+
+    #[test]
+    fn what_a_service_was_started_without_is_noticed() {
+        let own = |name: &str| match name {
+            "FERROCE_CONFIG" => Some("/f.toml".into()),
+            "FERROCE_SERVICE_IDLE_S" => Some("5".into()),
+            _ => None,
+        };
+        let started = b"PATH=/bin\0FERROCE_CONFIG=/f.toml\0FERROCE_SERVICE_IDLE_S=50\0";
+        let program = std::env::current_exe().expect("/proc is mounted").canonicalize().expect("is there");
+        assert_eq!(late(started, &program, own), ["FERROCE_SERVICE_IDLE_S"]);
+        assert_eq!(late(b"", &program, own), ["FERROCE_CONFIG", "FERROCE_SERVICE_IDLE_S"]);
+        assert_eq!(late(b"", &program, |_| None), [""; 0]);
+        let service = |name: &str| (name == "FERROCE_SERVICE").then(|| program.clone().into_os_string());
+        assert_eq!(late(b"", &program, service), [""; 0]);
+        assert_eq!(late(b"", Path::new("/other/ferroced"), service), ["FERROCE_SERVICE"]);
     }
 
     fn libc_etimedout() -> i32 {

@@ -89,7 +89,11 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8> {
             None => Ok(out.line("No service runs in this network namespace; it starts with the first program.")?),
             Some(found) => {
                 let now = Instant::now();
-                let blocks = found.blocks(args.by);
+                let mut blocks = found.blocks(args.by);
+                if found.programs.is_empty() && found.silent.is_empty() {
+                    out.line(nobody(&args.pid))?;
+                    blocks.retain(|block| args.all || block.has_counted());
+                }
                 let before = last.as_ref().map(|(at, blocks)| (now.duration_since(*at).as_secs_f64(), &blocks[..]));
                 print(&blocks, before, args.all, out)?;
                 note(&blocks).into_iter().try_for_each(|line| out.line(line))?;
@@ -99,6 +103,11 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8> {
             }
         }
     })
+}
+
+/// In the place of tables without rows.
+fn nobody(pids: &[u32]) -> &'static str {
+    if pids.is_empty() { "No program uses Ferroce now." } else { "No program with these process ids uses Ferroce." }
 }
 
 /// Everything, as `--json` shows it.
@@ -146,6 +155,12 @@ struct OfQp {
 struct Block {
     title: String,
     counters: Counted,
+}
+
+impl Block {
+    fn has_counted(&self) -> bool {
+        self.counters.values().any(|value| *value > 0)
+    }
 }
 
 impl Statistics {
@@ -352,6 +367,16 @@ mod tests {
 
     fn found() -> Statistics {
         Statistics::of(vec![program(1, 10), program(2, u64::MAX)], &ServiceCounters::default())
+    }
+
+    /// It was a table without rows, below the name of no device.
+    #[test]
+    fn where_nothing_was_counted_there_is_no_table() {
+        let service = ServiceCounters { strays: 1, ..ServiceCounters::default() };
+        let blocks = Statistics::of(Vec::new(), &service).blocks(By::Device);
+        let titles: Vec<_> = blocks.iter().filter(|block| block.has_counted()).map(|block| &*block.title).collect();
+        assert_eq!(titles, ["service"]);
+        assert_ne!(nobody(&[]), nobody(&[7]));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<u8> {
         _ if args.json => out.json(&status)?,
         None => out.line("No service runs in this network namespace; it starts with the first program.")?,
         Some(status) => {
-            for line in lines(&status) {
+            for line in lines(&status).into_iter().chain(programs::settings_too_late(&status)) {
                 out.line(line)?;
             }
         }

@@ -202,6 +202,41 @@ fn wrong_variables_are_told_in_one_line_and_empty_ones_are_not_there() {
     }
 }
 
+/// It said that all is well, and every program failed.
+#[test]
+fn devices_are_listed_with_what_variables_make_of_programs() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("x.pcap");
+    let file = file.to_str().expect("a plain name");
+    let capture = format!("FERROCE_PCAP is {file:?}: programs capture their packets");
+    for (name, value, said) in [
+        ("FERROCE_LOG", "loud", r#"FERROCE_LOG is "loud": this is no level (error, warn, info, debug, trace or off)"#),
+        (
+            "FERROCE_SAME_HOST",
+            "udp",
+            r#"FERROCE_SAME_HOST is "udp": packets between programs of this host go over UDP"#,
+        ),
+        (
+            "FERROCE_FAULT",
+            "loss=0.5",
+            r#"FERROCE_FAULT is "loss=0.5": packets are lost, delayed or damaged on purpose"#,
+        ),
+        ("FERROCE_FAULT", "los=1", r#"No program can open a device at present: FERROCE_FAULT is "los=1": no fault is"#),
+        ("FERROCE_PCAP", file, &capture),
+        ("FERROCE_PCAP", "/", "No program can open a device at present: cannot write the capture / that FERROCE_PCAP"),
+        ("FERROCE_COUNTERS", "/proc/self/mem", "No program can open a device at present: cannot write the counters to"),
+    ] {
+        let output = ferroce().arg("devices").env(name, value).output().expect("ferroce can be run");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}={value}");
+        assert!(stdout.lines().any(|line| line.starts_with(said)), "{name}={value}: {stdout}");
+    }
+    assert!(!Path::new(file).exists(), "nothing was touched");
+    let output = run(&["devices"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(!["LOG", "SAME_HOST", "FAULT", "PCAP", "COUNTERS"].iter().any(|name| stdout.contains(name)), "{stdout}");
+}
+
 #[test]
 fn the_service_tells_wrong_variables_and_ends() {
     // Builds it.

@@ -278,7 +278,8 @@ impl Drop for Context {
     }
 }
 
-/// For the exit of the process: sends the ACKs that wait for the program's answer. Never waits.
+/// For the exit of the process: sends the ACKs that wait for the program's answer, and ends captures after a whole record. Waits for
+/// nothing but their readers, for two seconds at most.
 pub fn settle_before_exit() {
     let card = CARD.try_lock().and_then(|slot| match &*slot {
         CardSlot::Ready(process) if !process.generation.is_stale() => Some(Arc::clone(&process.card)),
@@ -286,6 +287,7 @@ pub fn settle_before_exit() {
     });
     if let Some(card) = card {
         card.settle();
+        ferroce_link::finish_captures();
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Once;
 
 use ferroce_service::{environment, regular_file};
@@ -17,6 +18,13 @@ const VARIABLE: &str = "FERROCE_COUNTERS";
 /// EINVAL: it is no regular file. Others: it cannot be opened.
 pub(crate) fn check() -> Result<()> {
     open().map(drop)
+}
+
+/// Whether a file is asked for, which can be written as far as that shows without making it.
+pub(crate) fn could_be_written() -> Result<bool> {
+    let Some(path) = environment::file_to_write(VARIABLE)? else { return Ok(false) };
+    regular_file::could_append(&path).map_err(|error| unwritable(&path, &error))?;
+    Ok(true)
 }
 
 /// Appends what `counters` gives, if that is asked for. A failure is told, once.
@@ -41,10 +49,12 @@ fn append(mut file: File, counters: &[(&str, u64)]) -> Result<()> {
 /// None: nobody asks for counters.
 fn open() -> Result<Option<File>> {
     let Some(path) = environment::file_to_write(VARIABLE)? else { return Ok(None) };
-    regular_file::append(&path).map(Some).map_err(|error| {
-        let what = format!("cannot write the counters to {}, as {VARIABLE} asks: {error}", path.display());
-        Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), what)
-    })
+    regular_file::append(&path).map(Some).map_err(|error| unwritable(&path, &error))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Error {
+    let what = format!("cannot write the counters to {}, as {VARIABLE} asks: {error}", path.display());
+    Error::new(error.raw_os_error().unwrap_or(libc::EINVAL), what)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use ferroce_core::sync::MutexGuard;
 use crate::context::{self, CardSlot};
 use crate::device;
 use crate::error::{Error, Result};
+use crate::reach;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -38,6 +39,7 @@ pub(crate) fn close_in_child(fds: impl Iterator<Item = RawFd>) {
 struct Held {
     _card: MutexGuard<'static, CardSlot>,
     _devices: MutexGuard<'static, Vec<device::Entry>>,
+    _waiting: MutexGuard<'static, reach::State>,
 }
 
 thread_local! {
@@ -53,7 +55,7 @@ pub fn prepare() {
 
 /// To be called before a fork, by the thread that forks. Waits for no more than a few instructions of other threads.
 pub fn before_fork() {
-    let held = Held { _card: context::hold(), _devices: device::hold() };
+    let held = Held { _card: context::hold(), _devices: device::hold(), _waiting: reach::hold() };
     // In a thread that is ending there is no place left to remember: then its fork is as it was without us.
     let _ = HELD.try_with(|place| place.replace(Some(held)));
 }

@@ -6,15 +6,16 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 use ferroce::cm::client::EventChannel;
 use ferroce::cm::protocol::{CmEvent, CmRequest, Detail, Ece, Param, Path, QpType};
 use ferroce::cm::route;
-use ferroce::{Client, ServiceError};
+use ferroce::{Client, ServiceError, Verdict};
 
 use crate::abi::cm::{
     DETAIL_DATAGRAM, DETAIL_NONE, DETAIL_REQUEST, DETAIL_RESPONSE, KEPT_MAX, PRIVATE_DATA_MAX, ferroce_cm_event,
-    ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp,
+    ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp, ferroce_cm_told,
 };
 use crate::abi::{ibv_device, ibv_gid};
 use crate::device::{DeviceObject, c_chars};
@@ -293,6 +294,20 @@ fn event_for_c(event: &CmEvent) -> ferroce_cm_event {
     c
 }
 
+/// The error number of a wait that is over; tells why nobody was found.
+fn conclude(remote: IpAddr, timeout_ms: u32, verdict: Verdict) -> c_int {
+    let silent = match verdict {
+        Verdict::Known => return 0,
+        Verdict::Silent(silent) if silent == remote => format!("no host answers at {remote}"),
+        Verdict::Silent(gateway) => format!("{gateway}, the gateway to {remote}, does not answer"),
+    };
+    let what = format!(
+        "{silent} within {timeout_ms} ms (ARP or neighbour discovery): is it up, and is this the right network?"
+    );
+    refusal::tell("rdma_resolve_addr", &Refusal::new(libc::ETIMEDOUT, what));
+    libc::ETIMEDOUT
+}
+
 /// An open event channel, behind the pointers that librdmacm holds.
 fn channel<'a>(pointer: *const c_void) -> Verb<&'a EventChannel> {
     given(pointer.cast::<EventChannel>(), "the event channel")
@@ -364,6 +379,29 @@ cm! {
         let src = if src.is_null() { None } else { Some(address(src)?) };
         let route = route::resolve(address(dst)?, src)?;
         put(place, path_for_c(&route.path, &route.device.name, route.gid_index as u32))
+    }
+
+    /// Whether the kernel knows who takes the packets of a path. EINPROGRESS: not yet, and it asks: within `timeout_ms` `told` is called
+    /// with `cookie`, once, from a thread of this library; ETIMEDOUT: nobody answered.
+    fn ferroce_cm_neighbour as "rdma_resolve_addr" (
+        path: *const ferroce_cm_path,
+        timeout_ms: u32,
+        told: ferroce_cm_told,
+        cookie: u64,
+    ) -> Status {
+        let path = path_of(given(path, "the path")?);
+        let remote = path.remote;
+        let tell = move |verdict| told(cookie, conclude(remote, timeout_ms, verdict));
+        if ferroce::wait_for_neighbour(&path, Duration::from_millis(timeout_ms.into()), cookie, tell) {
+            return Err(Refusal::routine(libc::EINPROGRESS, "the kernel is asking"));
+        }
+        Ok(())
+    }
+
+    /// Ends such a wait. If `told` is being called, it is called to the end.
+    fn ferroce_cm_neighbour_cancel as "rdma_destroy_id" (cookie: u64) -> Void {
+        ferroce::cancel_wait(cookie);
+        Ok(())
     }
 
     /// The device that has an address: only `local`, `sgid_index` and `device` are set.

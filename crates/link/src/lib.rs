@@ -26,7 +26,7 @@ mod stats;
 pub mod udp;
 
 pub use fault::{FaultConfig, FaultLink};
-pub use pcap::PcapLink;
+pub use pcap::{PcapLink, finish_captures};
 pub use stats::LinkStats;
 pub use udp::{UdpLink, UdpOptions, prepare};
 

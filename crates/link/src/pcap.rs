@@ -1,11 +1,12 @@
 //! A middleware that writes what a link sends and receives to a capture file.
 
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use ferroce_transport::{PathAddr, Train};
 use ferroce_wire::{Headers, NetHeader, UDP_PORT};
@@ -30,6 +31,9 @@ const BUFFER: usize = 256 << 10;
 /// Bytes are written when the buffer of a quarter MiB is full, when nothing is left to receive, and at the end. Traffic never waits for
 /// that: frames that a FIFO and the buffer have no room for are left out. If writing fails, the capture ends there. Either is
 /// logged once, as a warning, and frames that are missing are counted ([`LinkStats::pcap_lost`]).
+///
+/// The end waits for a reader, for two seconds at most ([`finish_captures`]): a FIFO takes a part of a record as well, and should end after
+/// a whole one.
 ///
 /// Links of one process that capture to the same file share it. Another process is refused.
 pub struct PcapLink<L> {
@@ -84,6 +88,20 @@ fn shared(path: &Path) -> Result<Arc<Mutex<Writer>>, CaptureError> {
     let writer = Arc::new(Mutex::new(Writer::new(Box::new(CaptureFile::open(path)?))?));
     open.push(Open { pid, path: path.to_owned(), writer: Arc::downgrade(&writer) });
     Ok(writer)
+}
+
+/// For the exit of the process: what its captures have not written yet is written, as far as readers take it within two seconds each. They
+/// end with it.
+pub fn finish_captures() {
+    let pid = std::process::id();
+    let writers: Vec<_> = match OPEN.try_lock() {
+        Ok(open) => open.iter().filter(|open| open.pid == pid).filter_map(|open| open.writer.upgrade()).collect(),
+        // A thread that opens one has captured nothing yet.
+        Err(_) => return,
+    };
+    for writer in writers {
+        lock(&writer).finish();
+    }
 }
 
 /// A panic while writing leaves at worst half a record.
@@ -162,27 +180,69 @@ impl Tapped {
 }
 
 struct Writer {
-    /// `None` after a failure.
-    out: Option<BufWriter<Box<dyn Write + Send>>>,
+    /// `None` after a failure, and after the end.
+    out: Option<Box<dyn Write + Send>>,
+    waiting: Waiting,
     record: Vec<u8>,
     /// It was told that frames are missing.
     told: bool,
 }
 
+/// Bytes that are not written yet.
+#[derive(Default)]
+struct Waiting {
+    bytes: VecDeque<u8>,
+    /// Bytes of each record, of which the first one may have been written in part.
+    records: VecDeque<usize>,
+    /// So much of the first record is written.
+    begun: usize,
+}
+
+impl Waiting {
+    fn push(&mut self, record: &[u8]) {
+        self.bytes.extend(record);
+        self.records.push_back(record.len());
+    }
+
+    /// So many bytes were written.
+    fn pass(&mut self, len: usize) {
+        self.bytes.drain(..len);
+        self.begun += len;
+        while let Some(first) = self.records.front().copied().filter(|first| *first <= self.begun) {
+            self.begun -= first;
+            self.records.pop_front();
+        }
+    }
+
+    /// Hands all to `out`, as far as that takes it.
+    fn write(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        while !self.bytes.is_empty() {
+            match out.write(self.bytes.as_slices().0) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(len) => self.pass(len),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        out.flush()
+    }
+}
+
 impl Writer {
-    fn new(out: Box<dyn Write + Send>) -> io::Result<Writer> {
-        let mut out = BufWriter::with_capacity(BUFFER, out);
-        out.write_all(&MAGIC.to_ne_bytes())?;
+    fn new(mut out: Box<dyn Write + Send>) -> io::Result<Writer> {
+        let mut header = Vec::new();
+        header.extend(MAGIC.to_ne_bytes());
         for version in [2u16, 4] {
-            out.write_all(&version.to_ne_bytes())?;
+            header.extend(version.to_ne_bytes());
         }
         // Time zone and accuracy are always 0.
         for field in [0, 0, SNAPLEN, LINKTYPE_ETHERNET] {
-            out.write_all(&field.to_ne_bytes())?;
+            header.extend(field.to_ne_bytes());
         }
         // Who reads a FIFO waits for it; and a disk that is full is told at once.
+        out.write_all(&header)?;
         out.flush()?;
-        Ok(Writer { out: Some(out), record: Vec::new(), told: false })
+        Ok(Writer { out: Some(out), waiting: Waiting::default(), record: Vec::new(), told: false })
     }
 
     /// False: the frame will be missing.
@@ -191,7 +251,14 @@ impl Writer {
         self.record.clear();
         put_record(&mut self.record, time, frame);
         // A record is shorter than the buffer, which takes it whole or not at all.
-        let is_there = self.write(|out, record| out.write_all(record));
+        let has_room = self.waiting.bytes.len() + self.record.len() <= BUFFER || {
+            self.flush();
+            self.waiting.bytes.len() + self.record.len() <= BUFFER
+        };
+        let is_there = has_room && self.out.is_some();
+        if is_there {
+            self.waiting.push(&self.record);
+        }
         if !is_there && self.out.is_some() && !self.told {
             self.told = true;
             log::warn!(
@@ -201,23 +268,40 @@ impl Writer {
         is_there
     }
 
+    /// What a FIFO has no room for now is written later.
     fn flush(&mut self) {
-        // What is not written now is written later.
-        let _ = self.write(|out, _| if out.buffer().is_empty() { Ok(()) } else { out.flush() });
+        let Some(out) = self.out.as_mut().filter(|_| !self.waiting.bytes.is_empty()) else { return };
+        if let Err(error) = self.waiting.write(out)
+            && error.kind() != ErrorKind::WouldBlock
+        {
+            log::warn!("the packet capture ends here: {error}; {}", remedy(&error));
+            self.out = None;
+        }
     }
 
-    /// False: nothing more was written than what a FIFO had room for, if the capture goes on at all.
-    fn write(&mut self, write: impl FnOnce(&mut BufWriter<Box<dyn Write + Send>>, &[u8]) -> io::Result<()>) -> bool {
-        let Some(out) = &mut self.out else { return false };
-        match write(out, &self.record) {
-            Ok(()) => true,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
-            Err(error) => {
-                log::warn!("the packet capture ends here: {error}; {}", remedy(&error));
-                self.out = None;
-                false
+    /// Writes what waits, as far as the reader takes it within two seconds. The capture ends with it.
+    fn finish(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        const PAUSE: Duration = Duration::from_millis(1);
+        let give_up = Instant::now() + PATIENCE;
+        self.flush();
+        while self.out.is_some() && !self.waiting.bytes.is_empty() {
+            if Instant::now() >= give_up {
+                let cut = if self.waiting.begun > 0 { "in the middle of a record" } else { "early" };
+                let missing = self.waiting.records.len();
+                log::warn!("the packet capture ends {cut}: its reader is too slow, and {missing} frames are missing");
+                break;
             }
+            std::thread::sleep(PAUSE);
+            self.flush();
         }
+        self.out = None;
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 

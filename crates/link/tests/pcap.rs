@@ -267,6 +267,33 @@ fn a_slow_reader_of_a_fifo_holds_up_nothing_and_what_it_misses_is_counted() {
     assert!(!receive(&mut rx, 1).is_empty(), "traffic went on");
 }
 
+/// It ended in the middle of a record, although its reader was there.
+#[test]
+fn a_capture_into_a_fifo_ends_after_a_whole_record() {
+    const TRAINS: u32 = 20;
+    let fifo = Fifo::make("end");
+    let mut reader = fifo.reader();
+    let Pair { tx, path, .. } = Pair::new(V4);
+    let mut tx = PcapLink::create(tx, &fifo.0).unwrap();
+    send_full_trains(&mut tx, &path, TRAINS);
+    let lost = tx.stats().pcap_lost;
+    assert!(lost > 0, "FIFO and buffer are full");
+    let captured = std::thread::spawn(move || {
+        let mut captured = Vec::new();
+        loop {
+            match reader.read_to_end(&mut captured) {
+                Ok(_) => return captured,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            std::thread::yield_now();
+        }
+    });
+    drop(tx);
+    let captured = captured.join().unwrap();
+    let whole = records(&captured).into_iter().map(checked).count();
+    assert_eq!(whole as u64 + lost, u64::from(TRAINS * 15), "none in parts, none uncounted");
+}
+
 /// The signal that it raised ended the program.
 #[test]
 fn a_reader_of_a_fifo_that_ends_ends_the_capture_only() {

@@ -61,7 +61,18 @@ impl Redirected {
 
 /// Writes where `path` leads into `buffer`, with its end. False: nowhere else, or there is no room for it.
 fn redirect(root: &[u8], path: &[u8], buffer: &mut [MaybeUninit<u8>]) -> bool {
-    if !is_ours(path) || root.len() + path.len() >= buffer.len() {
+    let mut resolved = [0; PATH_MAX];
+    let (root, path) = match below(path) {
+        None => return false,
+        Some(rest) if stays_below(rest) => (root, path),
+        // Linux's folder need not be there, and what is beside it is found without.
+        Some(_) => match without_dots(path, &mut resolved) {
+            None => return false,
+            Some(path) if is_ours(path) => (root, path),
+            Some(path) => (&[][..], path),
+        },
+    };
+    if root.len() + path.len() >= buffer.len() {
         return false;
     }
     let bytes = root.iter().chain(path).chain(&[0]);
@@ -72,14 +83,36 @@ fn redirect(root: &[u8], path: &[u8], buffer: &mut [MaybeUninit<u8>]) -> bool {
 }
 
 fn is_ours(path: &[u8]) -> bool {
+    below(path).is_some_and(stays_below)
+}
+
+/// What follows the folder in a path that begins with one of ours.
+fn below(path: &[u8]) -> Option<&[u8]> {
     // Most paths are decided here.
     if !path.starts_with(b"/sys/c") && !path.starts_with(b"/dev/i") {
-        return false;
+        return None;
     }
-    PREFIXES.iter().any(|prefix| {
-        path.strip_prefix(*prefix)
-            .is_some_and(|rest| rest.first().is_none_or(|&next| next == b'/') && stays_below(rest))
-    })
+    let rest = |prefix: &&[u8]| path.strip_prefix(*prefix).filter(|rest| rest.first().is_none_or(|&next| next == b'/'));
+    PREFIXES.iter().find_map(rest)
+}
+
+/// A path from the root without `.` and `..`, as if no folder on it were a link. None: it is too long.
+fn without_dots<'a>(path: &[u8], resolved: &'a mut [u8; PATH_MAX]) -> Option<&'a [u8]> {
+    let mut len = 0;
+    for name in path.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => len = resolved[..len].iter().rposition(|&byte| byte == b'/').unwrap_or(0),
+            name => {
+                let end = len + 1 + name.len();
+                let place = resolved.get_mut(len..end)?;
+                place[0] = b'/';
+                place[1..].copy_from_slice(name);
+                len = end;
+            }
+        }
+    }
+    Some(if len == 0 { b"/" } else { &resolved[..len] })
 }
 
 /// No `..` leads out of the folder again.

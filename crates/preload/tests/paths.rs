@@ -88,6 +88,14 @@ fn a_path_that_leads_out_again_is_not_ours() {
     says(tree.path(), "cat", &["/sys/class/infiniband/soft0/ports/../node_type"], "1: CA\n");
 }
 
+/// `ls -la /sys/class/infiniband` could not look at `..` where Linux has no such folder.
+#[test]
+fn what_is_beside_the_folder_is_found_through_it() {
+    let tree = tree();
+    says(tree.path(), "stat", &["-c", "%F", "/sys/class/infiniband/.."], "directory\n");
+    says(tree.path(), "ls", &["/sys/class/infiniband/soft0/../../infiniband_verbs"], "uverbs0\n");
+}
+
 #[test]
 fn without_a_folder_nothing_changes() {
     let output =

@@ -24,6 +24,7 @@ pub(crate) const UDP_QKEY: u32 = 0x0123_4567;
 /// `enum rdma_cm_event_type`, as far as the library decides by it.
 pub(crate) mod event {
     pub(crate) const ADDR_RESOLVED: u32 = 0;
+    pub(crate) const ADDR_ERROR: u32 = 1;
     pub(crate) const ROUTE_RESOLVED: u32 = 2;
     pub(crate) const CONNECT_REQUEST: u32 = 4;
     pub(crate) const CONNECT_RESPONSE: u32 = 5;

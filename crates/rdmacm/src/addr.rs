@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferroce_abi::cm::ferroce_cm_path;
 use ferroce_abi::ibv_sa_path_rec;
@@ -10,8 +11,8 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
 use crate::abi::{event, rdma_cm_id};
 use crate::device::{self, Opened};
-use crate::entry::{Call, Refusal, calloc, check, given, rdma};
-use crate::id::IdObject;
+use crate::entry::{Call, Refusal, calloc, check, enter, given, rdma};
+use crate::id::{self, IdObject};
 use crate::verbs;
 
 /// The one partition.
@@ -113,8 +114,7 @@ pub(crate) fn show_device(id: &IdObject, path: &ferroce_cm_path, opened: Opened)
 
 /// Shows the path to the program.
 pub(crate) fn show_route(id: &IdObject) -> Call<()> {
-    let path =
-        id.inner().path.ok_or_else(|| Refusal::invalid("the address is not resolved; call rdma_resolve_addr"))?;
+    let path = id.inner().resolved_path()?;
     let c = id.as_ptr();
     // SAFETY: fields that the library writes during calls about the id.
     unsafe {
@@ -197,6 +197,45 @@ pub(crate) fn resolve(id: &IdObject, src: *const sockaddr, dst: *const sockaddr)
     Ok(())
 }
 
+/// Raises the event of `rdma_resolve_addr`, at once if it is known who takes the packets of the id's path.
+fn ask_for_neighbour(id: &IdObject, timeout_ms: u32) -> Call<()> {
+    /// No two waits of the process have the same.
+    static COOKIE: AtomicU64 = AtomicU64::new(0);
+    let cookie = COOKIE.fetch_add(1, Ordering::Relaxed);
+    let path = {
+        let mut inner = id.inner();
+        inner.routed = false;
+        inner.asking = Some(cookie);
+        inner.path.ok_or_else(|| Refusal::invalid("the id has no path"))?
+    };
+    // SAFETY: a path of ours; the function lives as long as the library, which is never unloaded.
+    match unsafe { verbs::ferroce_cm_neighbour(&raw const path, timeout_ms, neighbour_told, cookie) } {
+        libc::EINPROGRESS => Ok(()),
+        errno => {
+            id.inner().asking = None;
+            check(errno)?;
+            id.raise(event::ADDR_RESOLVED, 0);
+            Ok(())
+        }
+    }
+}
+
+/// Called by libibverbs, from a thread of its own, for an id that may be gone meanwhile.
+extern "C" fn neighbour_told(cookie: u64, errno: c_int) {
+    enter("rdma_resolve_addr\0", || {
+        let Some(counted) = id::done_asking(cookie) else { return Ok(()) };
+        let object = counted.id();
+        if errno == 0 {
+            object.raise(event::ADDR_RESOLVED, 0);
+        } else {
+            object.inner().path = None;
+            object.raise(event::ADDR_ERROR, -errno);
+        }
+        counted.release();
+        Ok(())
+    });
+}
+
 rdma! {
     /// `rdma_bind_addr(3)`.
     fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
@@ -218,12 +257,16 @@ rdma! {
         Ok(0)
     }
 
-    /// `rdma_resolve_addr(3)`: asks the kernel's routing table, so there is nothing to wait for.
-    fn rdma_resolve_addr(id: *mut rdma_cm_id, src: *mut sockaddr, dst: *mut sockaddr, _timeout_ms: c_int) -> c_int {
+    /// `rdma_resolve_addr(3)`: asks the kernel's routing table, and then who is there, for which alone there may be something to wait
+    /// for. Times are those of Linux's: a negative one is endless.
+    fn rdma_resolve_addr(id: *mut rdma_cm_id, src: *mut sockaddr, dst: *mut sockaddr, timeout_ms: c_int) -> c_int {
         // SAFETY: by the contract of the function.
         let object = unsafe { IdObject::of(id) }?;
+        if object.inner().asking.is_some() {
+            return Err(Refusal::invalid("the id's address is being resolved; wait for RDMA_CM_EVENT_ADDR_RESOLVED"));
+        }
         resolve(object, src, dst)?;
-        object.raise(event::ADDR_RESOLVED, 0);
+        ask_for_neighbour(object, timeout_ms as u32)?;
         object.complete()
     }
 

@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub(crate) bound: bool,
     /// `rdma_listen`'s backlog.
     pub(crate) listening: Option<u32>,
+    /// The kernel is asking whether anybody is at the address: the wait's cookie.
+    pub(crate) asking: Option<u64>,
     /// Set by `rdma_resolve_addr`, or by the request.
     pub(crate) path: Option<ferroce_cm_path>,
     /// The path is that of `rdma_resolve_route` too.
@@ -68,6 +70,17 @@ pub(crate) struct Inner {
     pub(crate) leaving: bool,
     /// The program was told that the connection is over.
     pub(crate) over: bool,
+}
+
+impl Inner {
+    /// The path to the peer, once it is known whether anybody is there.
+    pub(crate) fn resolved_path(&self) -> Call<ferroce_cm_path> {
+        match self.path {
+            Some(path) if self.asking.is_none() => Ok(path),
+            Some(_) => Err(Refusal::invalid("the address is being resolved; wait for RDMA_CM_EVENT_ADDR_RESOLVED")),
+            None => Err(Refusal::invalid("the address is not resolved; call rdma_resolve_addr")),
+        }
+    }
 }
 
 // SAFETY: the pointers inside are to objects of the program and of verbs, which any thread may use.
@@ -143,6 +156,18 @@ pub(crate) fn find(number: u64) -> Option<Counted> {
     Some(Counted(live.0))
 }
 
+/// The live id that waits under a cookie, counted; it waits no more.
+pub(crate) fn done_asking(cookie: u64) -> Option<Counted> {
+    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    table.iter().flat_map(|table| table.values()).find_map(|live| {
+        // SAFETY: it is in the table, which is locked.
+        let mut inner = unsafe { &*live.0 }.inner();
+        inner.asking.take_if(|asking| *asking == cookie)?;
+        inner.outstanding += 1;
+        Some(Counted(live.0))
+    })
+}
+
 /// All live ids on a channel, counted.
 pub(crate) fn on_channel(channel: &Arc<ChannelObject>) -> Vec<Counted> {
     let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,6 +209,7 @@ impl IdObject {
             outstanding: 0,
             bound: false,
             listening: None,
+            asking: None,
             path: None,
             routed: false,
             responder_resources: 0,
@@ -396,6 +422,11 @@ rdma! {
         if let Some(table) = TABLE.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             // Not the number from above: another thread may be bringing the channel's ids over to another service.
             table.remove(&object.number());
+        }
+        let asking = object.inner().asking.take();
+        if let Some(cookie) = asking {
+            // SAFETY: a plain call. If it is too late, the table does not know the id any more, or the wait below is for the event.
+            unsafe { verbs::ferroce_cm_neighbour_cancel(cookie) };
         }
         object.forget_event();
         let mut inner = object.inner();

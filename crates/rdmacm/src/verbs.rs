@@ -3,7 +3,9 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
 
-use ferroce_abi::cm::{ferroce_cm_event, ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp};
+use ferroce_abi::cm::{
+    ferroce_cm_event, ferroce_cm_kept, ferroce_cm_param, ferroce_cm_path, ferroce_cm_qp, ferroce_cm_told,
+};
 use ferroce_abi::{
     ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
     ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr, verbs_context,
@@ -59,6 +61,13 @@ unsafe extern "C" {
         bound: *mut sockaddr_storage,
     ) -> c_int;
     pub(crate) fn ferroce_cm_route(dst: *const sockaddr, src: *const sockaddr, place: *mut ferroce_cm_path) -> c_int;
+    pub(crate) fn ferroce_cm_neighbour(
+        path: *const ferroce_cm_path,
+        timeout_ms: u32,
+        told: ferroce_cm_told,
+        cookie: u64,
+    ) -> c_int;
+    pub(crate) fn ferroce_cm_neighbour_cancel(cookie: u64);
     pub(crate) fn ferroce_cm_locate(addr: *const sockaddr, place: *mut ferroce_cm_path) -> c_int;
     pub(crate) fn ferroce_cm_device(name: *const c_char) -> *mut ibv_device;
     pub(crate) fn ferroce_cm_listen(id: u64, backlog: u32) -> c_int;

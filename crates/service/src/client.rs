@@ -13,12 +13,13 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::cm::protocol::{CmReply, CmRequest};
 use crate::config::{Config, Trust};
 use crate::protocol::{self, CmIdStatus, REPLY_BYTES_MAX, RelayHeader, Reply, Request, RingCall, Status, VERSION};
+use crate::standing::WORD_AFTER;
 use crate::start::{self, Started};
 use crate::{DEFAULT_NAME, ServiceError, seqpacket, standing, sys};
 
@@ -357,14 +358,14 @@ struct Wait {
 }
 
 impl Wait {
-    /// Who waits less need not say so.
-    const SILENT: Duration = Duration::from_secs(3);
     /// What is there already counts, as after this process was stopped for long.
     const OVERDUE_MAX: u32 = 64;
 
     fn of(patience: Duration) -> Wait {
         let now = Instant::now();
-        Wait { deadline: now + patience, word_at: (patience > Wait::SILENT).then(|| now + Wait::SILENT), overdue: 0 }
+        // Who waits less need not say so.
+        let word_at = (patience > WORD_AFTER).then(|| now + WORD_AFTER);
+        Wait { deadline: now + patience, word_at, overdue: 0 }
     }
 
     fn is_over(&self) -> bool {
@@ -440,11 +441,9 @@ impl Line {
         };
         let socket = seqpacket::socket(SocketFlags::empty()).map_err(failed)?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 3).map_err(failed)?;
-        // A full backlog is waited for; nothing else that is done with the socket blocks.
-        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(options.patience)).map_err(failed)?;
         let mut line = Line { socket, last_id: 0, patience: options.patience };
         let address = seqpacket::address(&options.name).map_err(failed)?;
-        match rustix::io::retry_on_intr(|| rustix::net::connect(&line.socket, &address)) {
+        match line.connect(&address) {
             Ok(()) => {}
             Err(Errno::CONNREFUSED) => {
                 let what = "no Ferroce service runs in this network namespace";
@@ -455,6 +454,25 @@ impl Line {
         line.check_service().map_err(Refusal::Final)?;
         line.greet(options, again)?;
         Ok(line)
+    }
+
+    /// Waits while the backlog is full, and says so if that takes long. (Nothing else that is done with the socket blocks.)
+    fn connect(&self, address: &SocketAddrUnix) -> Result<(), Errno> {
+        let attempt = |patience: Duration| {
+            sockopt::set_socket_timeout(&self.socket, Timeout::Send, Some(patience))?;
+            rustix::io::retry_on_intr(|| rustix::net::connect(&self.socket, address))
+        };
+        match attempt(self.patience.min(WORD_AFTER)) {
+            Err(Errno::AGAIN) if self.patience > WORD_AFTER => {
+                standing::say(&format!(
+                    "waiting up to {:?} for the Ferroce service, which accepts no programs: it is stopped, or busy; \
+                     `ps -C ferroced,ferroced-worker` shows its processes",
+                    self.patience
+                ));
+                attempt(self.patience - WORD_AFTER)
+            }
+            outcome => outcome,
+        }
     }
 
     /// Sockets from a stranger would give it our packets.
@@ -471,8 +489,9 @@ impl Line {
             libc::EACCES,
             format!(
                 "the Ferroce service of this network namespace (pid {}) belongs to uid {}, this program to uid {own}, \
-                 which does not trust it. Write `trust = [{}]` in ferroce.toml if it may (that user then reads what is sent to \
-                 this program), run the program as that user, end that user's programs (the service then ends by itself), \
+                 which does not trust it. To use it, write `trust = [{}]` in this user's ferroce.toml (that user then reads what is \
+                 sent to this program), and have that user write `serve = \"namespace\"` in theirs, which a service reads when it \
+                 starts. Or run the program as that user, end that user's programs (the service then ends by itself), \
                  or use a network namespace of your own (`unshare -rn`, then `ip link set lo up`)",
                 pid, service.uid, service.uid
             ),
@@ -560,7 +579,10 @@ impl Line {
     fn say_a_word(&self, wait: &mut Wait) {
         if wait.word_at.take_if(|at| *at <= Instant::now()).is_some() {
             let silence = standing::silence_of(&self.socket);
-            log::warn!("waiting up to {:?} for the Ferroce service, which does not answer: {silence}", self.patience);
+            standing::say(&format!(
+                "waiting up to {:?} for the Ferroce service, which does not answer: {silence}",
+                self.patience
+            ));
         }
     }
 

@@ -5,9 +5,11 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::server::{CLIENTS_MAX, LANES_PER_CLIENT_MAX};
@@ -15,6 +17,22 @@ use crate::{LANE_MAX, ServiceError, environment, regular_file};
 
 /// Names the only configuration file.
 pub const CONFIG_VARIABLE: &str = "FERROCE_CONFIG";
+
+/// Seconds without users after which the service ends, before what the files say.
+pub const IDLE_VARIABLE: &str = "FERROCE_SERVICE_IDLE_S";
+
+/// What [`IDLE_VARIABLE`] says. None: nothing.
+///
+/// # Errors
+/// EINVAL: it is no number of seconds.
+pub fn idle_s() -> Result<Option<u64>, ServiceError> {
+    environment::text(IDLE_VARIABLE)?.map(|text| seconds(&text)).transpose()
+}
+
+fn seconds(text: &str) -> Result<u64, ServiceError> {
+    let allowed = "it can be a whole number of seconds (0: the service never ends)";
+    text.parse().map_err(|_| environment::wrong(IDLE_VARIABLE, text, allowed))
+}
 
 /// The system's file.
 pub const SYSTEM_FILE: &str = "/etc/ferroce/ferroce.toml";
@@ -36,11 +54,33 @@ pub struct Config {
     /// Whose services a program uses, besides its own user's and root's.
     pub trust: Trust,
     /// The service's log.
+    #[serde(deserialize_with = "table")]
     pub log: Log,
     /// How much programs may have.
+    #[serde(deserialize_with = "table")]
     pub limits: Limits,
     /// Faults, for tests.
+    #[serde(deserialize_with = "table")]
     pub fault: Fault,
+}
+
+/// A table. What is derived takes a list for one, too, in the order of its keys.
+fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    deserializer.deserialize_map(TableVisitor(PhantomData))
+}
+
+struct TableVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for TableVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, keys: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(keys))
+    }
 }
 
 /// Whose programs a service is for.
@@ -182,8 +222,10 @@ pub struct Fault {
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Of one program.
+    #[serde(deserialize_with = "table")]
     pub process: ProcessLimits,
     /// Of all programs of one user together.
+    #[serde(deserialize_with = "table")]
     pub user: UserLimits,
 }
 
@@ -473,9 +515,23 @@ mod tests {
         }
     }
 
+    /// `log = ["x"]` named the file of the log, and `limits.process = [1, 2]` the lanes and the ids.
+    #[test]
+    fn a_list_is_no_table() {
+        for (text, told) in [
+            ("\nlog = [\"x\"]\n", "line 2: log: invalid type: sequence, expected a table"),
+            ("limits = [[1], []]\n", "line 1: limits: invalid type: sequence, expected a table"),
+            ("[limits]\nprocess = [1, 2]\n", "line 2: limits.process: invalid type: sequence, expected a table"),
+            ("[[limits.user]]\nlanes = 1\n", "line 1: limits.user: invalid type: sequence, expected a table"),
+            ("fault = 7\n", "line 1: fault: invalid type: integer `7`, expected a table"),
+        ] {
+            assert_eq!(refusal(text), format!("/x/ferroce.toml, {told}; correct the line, or take it out"));
+        }
+    }
+
     #[test]
     fn the_worker_gets_what_was_read() {
-        for text in ["trust = [8, 9]", "trust = \"any\"", ""] {
+        for text in ["trust = [8, 9]", "trust = \"any\"", "[log]\nlevel = \"warn\"\n[limits.user]\nlanes = 3", ""] {
             let config: Config = parse(Path::new("x"), text).unwrap().try_into().unwrap();
             let json = serde_json::to_string(&config).unwrap();
             assert_eq!(serde_json::from_str::<Config>(&json).unwrap(), config);
@@ -506,6 +562,15 @@ mod tests {
         assert_eq!(both, [system.clone(), ("/c/ferroce/ferroce.toml".into(), false)]);
         assert_eq!(with(&[]), [system]);
         assert_eq!(with(&[("HOME", "/h"), (CONFIG_VARIABLE, "/f.toml")]), [("/f.toml".into(), true)]);
+    }
+
+    #[test]
+    fn idle_seconds_are_a_number() {
+        assert_eq!(seconds("0"), Ok(0));
+        for wrong in ["-1", "1.5", "ten"] {
+            let text = seconds(wrong).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("FERROCE_SERVICE_IDLE_S is {wrong:?}: it can be a whole")), "{text}");
+        }
     }
 
     #[test]

@@ -31,10 +31,11 @@ mod sys;
 
 pub use error::ServiceError;
 
-/// Why a service would not start where none runs, as far as that shows without starting one: the configuration says what cannot be,
-/// or somebody else has the port.
+/// Why a service would not start where none runs, as far as that shows without starting one: a variable or the configuration says what
+/// cannot be, or somebody else has the port.
 pub fn obstacle() -> Option<ServiceError> {
-    config::Config::load().err().or_else(|| group::is_held(ferroce_wire::UDP_PORT))
+    let variables = start::named().err().or_else(|| config::idle_s().err());
+    variables.or_else(|| config::Config::load().err()).or_else(|| group::is_held(ferroce_wire::UDP_PORT))
 }
 
 /// Abstract Unix socket name at which the service of a network namespace listens.

@@ -1,5 +1,5 @@
-//! What the kernel says over netlink about links, addresses, routes and UDP sockets: requests, and a parser that takes any
-//! bytes.
+//! What the kernel says over netlink about links, addresses, routes, neighbours and UDP sockets: requests, and a parser that
+//! takes any bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
@@ -22,9 +22,13 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_GETNEIGH: u16 = 30;
 
 /// Groups of [`changes`]: RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
 const CHANGE_GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// Group of [`neighbour_changes`]: RTMGRP_NEIGH.
+const NEIGHBOUR_GROUP: u32 = 0x4;
 
 /// Messages read before a dump is given up: far more than any machine has.
 const DUMP_READS_MAX: usize = 10_000;
@@ -33,7 +37,9 @@ const DUMP_ATTEMPTS: usize = 4;
 /// `ifi_flags`
 pub(crate) const IFF_UP: u32 = 0x1;
 pub(crate) const IFF_LOOPBACK: u32 = 0x8;
+pub(crate) const IFF_POINTOPOINT: u32 = 0x10;
 pub(crate) const IFF_RUNNING: u32 = 0x40;
+pub(crate) const IFF_NOARP: u32 = 0x80;
 /// The carrier is there; told at once, where IFF_RUNNING may follow a second later.
 pub(crate) const IFF_LOWER_UP: u32 = 0x1_0000;
 
@@ -66,6 +72,25 @@ pub(crate) struct Address {
 pub(crate) struct DefaultRoute {
     pub(crate) ifindex: u32,
     pub(crate) metric: u32,
+}
+
+/// Where packets to an address go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextHop {
+    pub(crate) ifindex: u32,
+    /// The gateway, or the address itself on its own subnet.
+    pub(crate) addr: IpAddr,
+    /// Not to this host, and not to several: a host on the link takes them.
+    pub(crate) is_unicast: bool,
+}
+
+/// What the kernel knows of a host on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Neighbour {
+    pub(crate) ifindex: u32,
+    pub(crate) addr: IpAddr,
+    /// `NUD_*`
+    pub(crate) state: u16,
 }
 
 /// A bound UDP socket.
@@ -110,6 +135,50 @@ pub(crate) fn default_route() -> Option<u32> {
         }
         routes.iter().min_by_key(|route| route.metric).map(|route| route.ifindex)
     })
+}
+
+/// Where the kernel sends packets from `src` to `dst`; by the interface `scope`, unless that is 0.
+pub(crate) fn next_hop(src: IpAddr, dst: IpAddr, scope: u32) -> Result<NextHop, Errno> {
+    const RTA_DST: u16 = 1;
+    const RTA_SRC: u16 = 2;
+    const RTA_OIF: u16 = 4;
+    let bits = if dst.is_ipv4() { 32 } else { 128 };
+    // struct rtmsg
+    let mut request = vec![family(dst), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    append_ip(&mut request, RTA_DST, dst);
+    append_ip(&mut request, RTA_SRC, src);
+    if scope != 0 {
+        append(&mut request, RTA_OIF, &scope.to_ne_bytes());
+    }
+    let (kind, answer) = ask(RTM_GETROUTE, &request)?;
+    (kind == RTM_NEWROUTE).then(|| parse_next_hop(&answer, dst)).flatten().ok_or(Errno::BADMSG)
+}
+
+/// What the kernel knows of a host on the link of an interface; ENOENT: nothing.
+pub(crate) fn neighbour(ifindex: u32, addr: IpAddr) -> Result<Neighbour, Errno> {
+    const NDA_DST: u16 = 1;
+    // struct ndmsg
+    let mut request = vec![family(addr), 0, 0, 0];
+    request.extend_from_slice(&ifindex.to_ne_bytes());
+    request.extend_from_slice(&[0; 4]);
+    append_ip(&mut request, NDA_DST, addr);
+    let (kind, answer) = ask(RTM_GETNEIGH, &request)?;
+    (kind == RTM_NEWNEIGH).then(|| parse_neighbour(&answer)).flatten().ok_or(Errno::BADMSG)
+}
+
+/// A socket that tells of changes of neighbours, for [`changed_neighbours`].
+pub(crate) fn neighbour_changes() -> Result<OwnedFd, Errno> {
+    let socket = open(NETLINK_ROUTE, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, NEIGHBOUR_GROUP))?;
+    Ok(socket)
+}
+
+/// What the next message of [`neighbour_changes`] tells of. EAGAIN: there is none; ENOBUFS: some were lost.
+pub(crate) fn changed_neighbours(socket: &OwnedFd) -> Result<Vec<Neighbour>, Errno> {
+    let mut buffer = vec![0; 16 * 1024];
+    let (len, _) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty()))?;
+    let told = Messages(&buffer[..len]).filter(|(header, _)| header.kind == RTM_NEWNEIGH);
+    Ok(told.filter_map(|(_, body)| parse_neighbour(body)).collect())
 }
 
 /// UDP sockets that are bound to a port, of both address families. ENOENT: this kernel does not tell.
@@ -170,20 +239,8 @@ fn dump_once(
     body: &[u8],
     messages: &mut Vec<(u16, Vec<u8>)>,
 ) -> Result<bool, Errno> {
-    const SEQUENCE: u32 = 1;
-    const HEADER: usize = 16;
     let socket = open(protocol, SocketFlags::CLOEXEC)?;
-    let mut message = Vec::with_capacity(HEADER + body.len());
-    message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
-    message.extend_from_slice(&request.to_ne_bytes());
-    message.extend_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    message.extend_from_slice(&SEQUENCE.to_ne_bytes());
-    message.extend_from_slice(&[0; 4]);
-    message.extend_from_slice(body);
-    rustix::io::retry_on_intr(|| {
-        rustix::net::sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
-    })?;
-
+    send(&socket, request, NLM_F_REQUEST | NLM_F_DUMP, body)?;
     let mut whole = true;
     let mut buffer = vec![0; 64 * 1024];
     for _ in 0..DUMP_READS_MAX {
@@ -195,15 +252,69 @@ fn dump_once(
             whole &= header.flags & NLM_F_DUMP_INTR == 0;
             match header.kind {
                 NLMSG_DONE => return Ok(whole),
-                NLMSG_ERROR => {
-                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                    return Err(Errno::from_raw_os_error(code.checked_neg().filter(|c| *c > 0).unwrap_or(libc::EIO)));
-                }
+                NLMSG_ERROR => return Err(refusal(body)),
                 kind => messages.push((kind, body.to_vec())),
             }
         }
     }
     Err(Errno::OVERFLOW)
+}
+
+/// Asks for one thing; gives the kind and the body of the answer.
+fn ask(request: u16, body: &[u8]) -> Result<(u16, Vec<u8>), Errno> {
+    let socket = open(NETLINK_ROUTE, SocketFlags::CLOEXEC)?;
+    send(&socket, request, NLM_F_REQUEST, body)?;
+    let mut buffer = vec![0; 16 * 1024];
+    let (len, _) = rustix::io::retry_on_intr(|| rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()))?;
+    match Messages(&buffer[..len]).find(|(header, _)| header.sequence == SEQUENCE) {
+        Some((header, body)) if header.kind == NLMSG_ERROR => Err(refusal(body)),
+        Some((header, body)) => Ok((header.kind, body.to_vec())),
+        None => Err(Errno::BADMSG),
+    }
+}
+
+/// Of each socket's only request.
+const SEQUENCE: u32 = 1;
+
+fn send(socket: &OwnedFd, request: u16, flags: u16, body: &[u8]) -> Result<(), Errno> {
+    const HEADER: usize = 16;
+    let mut message = Vec::with_capacity(HEADER + body.len());
+    message.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    message.extend_from_slice(&request.to_ne_bytes());
+    message.extend_from_slice(&flags.to_ne_bytes());
+    message.extend_from_slice(&SEQUENCE.to_ne_bytes());
+    message.extend_from_slice(&[0; 4]);
+    message.extend_from_slice(body);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendto(socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
+    })?;
+    Ok(())
+}
+
+/// struct nlmsgerr
+fn refusal(body: &[u8]) -> Errno {
+    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+    Errno::from_raw_os_error(code.checked_neg().filter(|c| *c > 0).unwrap_or(libc::EIO))
+}
+
+fn family(addr: IpAddr) -> u8 {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    family.as_raw() as u8
+}
+
+fn append_ip(message: &mut Vec<u8>, kind: u16, addr: IpAddr) {
+    match addr {
+        IpAddr::V4(v4) => append(message, kind, &v4.octets()),
+        IpAddr::V6(v6) => append(message, kind, &v6.octets()),
+    }
+}
+
+/// Appends an attribute, whose value has a multiple of four bytes.
+fn append(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    assert_eq!(value.len() % 4, 0, "attributes are aligned");
+    message.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(value);
 }
 
 struct Header {
@@ -301,6 +412,30 @@ fn parse_default_route(body: &[u8]) -> Option<DefaultRoute> {
     Some(DefaultRoute { ifindex: ifindex?, metric })
 }
 
+/// struct rtmsg and RTA_* of the answer for one address.
+fn parse_next_hop(body: &[u8], dst: IpAddr) -> Option<NextHop> {
+    const RTN_UNICAST: u8 = 1;
+    let is_unicast = *body.get(7)? == RTN_UNICAST;
+    let (mut ifindex, mut gateway) = (None, None);
+    for (kind, value) in attributes(body, 12) {
+        match kind {
+            4 => ifindex = u32_at(value, 0),
+            5 => gateway = ip(value),
+            // RTA_VIA, struct rtvia: a gateway of the other family
+            18 => gateway = value.get(2..).and_then(ip),
+            _ => {}
+        }
+    }
+    Some(NextHop { ifindex: ifindex?, addr: gateway.unwrap_or(dst), is_unicast })
+}
+
+/// struct ndmsg and NDA_*.
+fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
+    let (ifindex, state) = (u32_at(body, 4)?, u16_at(body, 8)?);
+    let addr = attributes(body, 12).find(|(kind, _)| *kind == 1).and_then(|(_, value)| ip(value))?;
+    Some(Neighbour { ifindex, addr, state })
+}
+
 /// struct inet_diag_msg
 fn parse_socket(body: &[u8]) -> Option<UdpSocket> {
     let port = u16::from_be_bytes(*body.get(4..)?.first_chunk()?);
@@ -341,6 +476,37 @@ mod tests {
         assert!(lo.mtu >= 1280);
     }
 
+    #[test]
+    fn the_way_to_the_own_address_ends_here() {
+        let here = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let lo = links().unwrap().into_iter().find(|link| link.name == "lo").unwrap();
+        let hop = next_hop(here, here, 0).unwrap();
+        assert_eq!(hop, NextHop { ifindex: lo.index, addr: here, is_unicast: false });
+    }
+
+    #[test]
+    fn a_gateway_of_the_other_family() {
+        let mut body = vec![2, 32, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0];
+        append(&mut body, 4, &7u32.to_ne_bytes());
+        let gateway: Ipv6Addr = "fe80::1".parse().unwrap();
+        // 18 bytes and two of padding.
+        body.extend_from_slice(&22u16.to_ne_bytes());
+        body.extend_from_slice(&18u16.to_ne_bytes());
+        body.extend_from_slice(&10u16.to_ne_bytes());
+        body.extend_from_slice(&gateway.octets());
+        body.extend_from_slice(&[0; 2]);
+        let dst = IpAddr::from([192, 0, 2, 7]);
+        let hop = NextHop { ifindex: 7, addr: gateway.into(), is_unicast: true };
+        assert_eq!(parse_next_hop(&body, dst), Some(hop));
+    }
+
+    #[test]
+    fn nothing_is_known_of_a_host_that_nobody_asked_for() {
+        let lo = links().unwrap().into_iter().find(|link| link.name == "lo").unwrap();
+        let nobody = IpAddr::from([198, 51, 100, 77]);
+        assert_eq!(neighbour(lo.index, nobody), Err(Errno::NOENT));
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), len in 0u8..80) {
@@ -355,6 +521,8 @@ mod tests {
             parse_address(&bytes);
             parse_default_route(&bytes);
             parse_socket(&bytes);
+            parse_next_hop(&bytes, Ipv4Addr::LOCALHOST.into());
+            parse_neighbour(&bytes);
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use crate::{DEFAULT_NAME, ServiceError, seqpacket, sys};
@@ -135,6 +137,25 @@ pub(crate) fn silence_of(socket: impl AsFd) -> String {
         format!("`kill -CONT {}` lets it go on", stopped.join(" "))
     };
     format!("it is that of {whose}; {}; {remedy}", parts.join(", "))
+}
+
+/// After so long a program says what it waits for: it would seem to hang.
+pub(crate) const WORD_AFTER: Duration = Duration::from_secs(5);
+
+/// Says what a program waits for, whether or not somebody asked for a log: one line on standard error.
+pub(crate) fn say(line: &str) {
+    if log::log_enabled!(log::Level::Warn) {
+        log::warn!("{line}");
+        return;
+    }
+    // Not through the standard library's stderr, whose lock a forked child may find taken; and only where that neither waits nor fails
+    // (a pipe that nobody reads would end the program).
+    let stderr = rustix::stdio::stderr();
+    let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
+    let is_ready = rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok();
+    if is_ready && polled[0].revents() == PollFlags::OUT {
+        let _ = rustix::io::write(stderr, format!("ferroce: {line}\n").as_bytes());
+    }
 }
 
 /// What to say where another service has the name.

@@ -12,6 +12,7 @@ use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::client::StartOptions;
+use crate::standing::{self, WORD_AFTER};
 use crate::sys::{self, Command};
 use crate::{ServiceError, environment};
 
@@ -81,30 +82,43 @@ fn above_stdio(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
+/// The program that [`SERVICE_VARIABLE`] names, if it is set.
+pub(crate) fn named() -> Result<Option<PathBuf>, ServiceError> {
+    named_by(environment::var_os(SERVICE_VARIABLE))
+}
+
+fn named_by(variable: Option<OsString>) -> Result<Option<PathBuf>, ServiceError> {
+    let Some(path) = variable.filter(|path| !path.is_empty()).map(PathBuf::from) else { return Ok(None) };
+    if is_executable(&path) {
+        return Ok(Some(path));
+    }
+    let path = path.display();
+    let what = format!(
+        "{SERVICE_VARIABLE}={path} is not a program that can be executed; unset the variable, or set it to the path of {PROGRAM}"
+    );
+    Err(ServiceError::new(libc::ENOENT, what))
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok()
+}
+
 /// The first of the variable's path, the candidates and `PATH` that can be executed. A variable that names something
 /// else is an error of its own.
 fn find(variable: Option<OsString>, candidates: &[PathBuf]) -> Result<PathBuf, ServiceError> {
-    let executable = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
     // Relative paths are the caller's; the service runs in `/`.
     let absolute = |path: &Path| {
         std::path::absolute(path)
             .map_err(|error| ServiceError::system("cannot tell the current directory", sys::errno(&error)))
     };
-    if let Some(path) = variable.filter(|path| !path.is_empty()).map(PathBuf::from) {
-        if executable(&path) {
-            return absolute(&path);
-        }
-        let path = path.display();
-        let what = format!(
-            "{SERVICE_VARIABLE}={path} is not a program that can be executed; unset the variable, or set it to the path of {PROGRAM}"
-        );
-        return Err(ServiceError::new(libc::ENOENT, what));
+    if let Some(path) = named_by(variable)? {
+        return absolute(&path);
     }
     let path = environment::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(PROGRAM));
     let mut looked = Vec::new();
     for candidate in candidates.iter().cloned().chain(in_path) {
-        if executable(&candidate) {
+        if is_executable(&candidate) {
             return absolute(&candidate);
         }
         looked.push(candidate.display().to_string());
@@ -137,12 +151,21 @@ fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<CStri
 fn wait_until_ready(ready: &OwnedFd, patience: Duration, path: &Path) -> Result<Started, ServiceError> {
     const TEXT_MAX: usize = 4096;
     let deadline = Instant::now() + patience;
+    let mut word_at = (patience > WORD_AFTER).then(|| Instant::now() + WORD_AFTER);
     let mut said = Vec::new();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).unwrap_or_default();
+        let next = word_at.unwrap_or(deadline);
+        let timeout = Timespec::try_from(next.saturating_duration_since(Instant::now())).unwrap_or_default();
         let mut polled = [PollFd::new(ready, PollFlags::IN)];
         match rustix::event::poll(&mut polled, Some(&timeout)) {
+            Ok(0) if word_at.take().is_some() => {
+                standing::say(&format!(
+                    "waiting up to {patience:?} for {}, which was started and is not ready yet; on a busy machine that \
+                     takes a while, else run it by hand to see why",
+                    path.display()
+                ));
+                continue;
+            }
             Ok(0) => {
                 let what = format!("{} did not get ready within {patience:?}", path.display());
                 return Err(ServiceError::new(libc::ETIMEDOUT, what));

@@ -17,7 +17,10 @@ use self::plan::{
 };
 use self::report::{Figures, Outcome, Setting};
 use crate::output::{Out, complain};
-use crate::rig::{Client, Control, Endpoint, Partner, Peer, PeerQp, Place, Reception, Registered, Settings, listen};
+use crate::rig::{
+    Client, Control, Endpoint, INTRODUCTION_PATIENCE, Partner, Peer, PeerQp, Place, Reception, Registered, Settings,
+    listen,
+};
 
 /// Most queue pairs of one test.
 const MAX_QPS: u32 = 1024;
@@ -120,7 +123,7 @@ fn serve_client(args: &PerfArgs, client: Client<Greeting>) -> Result<()> {
     let end = End::open(args, &mut control, &greeting)?;
     let tcp = tcp::listen(control.addresses()?.0)?;
     control.send(&end.introduction(tcp.local_addr()?.port(), 0))?;
-    let client: Introduction = control.recv()?;
+    let client: Introduction = control.recv_within(INTRODUCTION_PATIENCE)?;
     end.connect(&client.peer, client.path_mtu)?;
     let mut load = end.load(&greeting, &client.peer);
     loop {

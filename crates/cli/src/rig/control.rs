@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 const MAX_LINE: usize = 1 << 20;
 /// How long a connection attempt may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client may take for its introduction, which it sends as soon as it has set up its end: others wait for their turn.
+pub(crate) const INTRODUCTION_PATIENCE: Duration = Duration::from_secs(10);
 /// Longest greeting accepted, in bytes: of those who send one, nobody is known yet.
 const MAX_GREETING: usize = 4096;
 
@@ -105,6 +107,24 @@ impl Control {
     /// Receives one message. The peer may be anyone: an unexpected line is an error.
     pub(crate) fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
         while !self.read(MAX_LINE).map_err(broken)? {}
+        message(&std::mem::take(&mut self.line))
+    }
+
+    /// Receives a message that the peer has no reason to think about for long: an error if it is not there in time.
+    pub(crate) fn recv_within<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T> {
+        let until = Instant::now() + patience;
+        loop {
+            // No time at all would be none to the system: as long as it likes.
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            self.writer.set_read_timeout(Some(left)).context("cannot limit the time of a socket")?;
+            match self.read(MAX_LINE) {
+                Ok(true) => break,
+                Ok(false) if Instant::now() < until => {}
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(broken(error)),
+                _ => bail!("it did not go on within {} seconds", patience.as_secs()),
+            }
+        }
+        self.writer.set_read_timeout(None).context("cannot give a socket its time back")?;
         message(&std::mem::take(&mut self.line))
     }
 
@@ -238,6 +258,25 @@ mod tests {
         drop(a);
         // Whether the last bytes were still taken does not matter.
         let _ = writer.join().expect("does not panic");
+    }
+
+    /// A client that greeted and said no more held a server for ever.
+    #[test]
+    fn what_does_not_come_in_time_is_an_error() {
+        for said in [&b""[..], b"[1"] {
+            let (mut a, mut b) = pair();
+            b.write_all(said).expect("can send");
+            let error = a.recv_within::<Vec<u32>>(Duration::from_millis(1)).expect_err("there is no whole line");
+            assert!(error.to_string().contains("did not go on"), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn what_comes_in_time_leaves_all_time_for_the_rest() {
+        let (mut a, mut b) = pair();
+        b.write_all(b"[1]\n").expect("can send");
+        assert_eq!(a.recv_within::<Vec<u32>>(Duration::from_secs(100_000)).expect("it is there"), [1]);
+        assert_eq!(a.socket().read_timeout().expect("can be asked"), None);
     }
 
     #[test]

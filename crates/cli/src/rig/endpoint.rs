@@ -245,11 +245,16 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Takes completions if there are some; never sleeps.
+    pub(crate) fn look(&self, out: &mut [Completion]) -> Result<usize> {
+        Ok(self.cq.poll(out)?)
+    }
+
     /// Takes completions if there are some. If not: polling mode returns, events mode sleeps until there may be some.
     ///
     /// Fails when the peer's process has ended.
     pub(crate) fn poll(&self, out: &mut [Completion]) -> Result<usize> {
-        let taken = self.cq.poll(out)?;
+        let taken = self.look(out)?;
         if taken > 0 {
             return Ok(taken);
         }

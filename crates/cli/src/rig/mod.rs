@@ -7,7 +7,7 @@ mod partner;
 mod place;
 mod reception;
 
-pub(crate) use control::{Control, listen};
+pub(crate) use control::{Control, INTRODUCTION_PATIENCE, listen};
 pub(crate) use endpoint::{Choice, Endpoint, Peer, PeerQp, QKEY, Settings, status_error};
 pub(crate) use memory::Registered;
 pub(crate) use partner::Partner;

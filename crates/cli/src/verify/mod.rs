@@ -14,7 +14,7 @@ use self::case::{Case, Op, Transport, cases};
 use self::end::{End, Remote, SETTINGS, Verdict};
 use self::queues::Role;
 use crate::output::{Closed, Columns, Out, complain};
-use crate::rig::{Client, Control, Partner, Peer, Place, Reception, Settings, listen};
+use crate::rig::{Client, Control, INTRODUCTION_PATIENCE, Partner, Peer, Place, Reception, Settings, listen};
 
 /// How often an unreliable message may be lost before its case is given up.
 const MAX_LOSSES: u32 = 3;
@@ -168,7 +168,7 @@ fn serve_client(args: &VerifyArgs, client: Client<Greeting>) -> Result<()> {
     let settings = Settings { events: greeting.settings.events, ..SETTINGS };
     let mut end = End::open(&args.place, &control, settings, Role::Server)?;
     control.send(&(end.introduction(), end.srqn()))?;
-    let (peer, mtu): (Peer, u32) = control.recv()?;
+    let (peer, mtu): (Peer, u32) = control.recv_within(INTRODUCTION_PATIENCE)?;
     let peer = end.connect(peer, None, mtu)?.peer;
     let mut present = None;
     loop {

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use ferroce_service::config::Config;
+use ferroce_service::config::{self, Config};
 use ferroce_service::server::{ServerOptions, Service, raise_descriptor_limit};
 use ferroce_service::start::{READY, TAKEN};
-use ferroce_service::{ServiceError, environment, keeper, logging, standing};
+use ferroce_service::{ServiceError, keeper, logging, standing};
 
 const HELP: &str = "\
 ferroced: the Ferroce service, which shares UDP port 4791 of a network namespace among its programs.
@@ -56,9 +56,6 @@ The configuration, with what it has by itself:
   panic_at_program = ...           # not set: the first worker does not panic as this program connects
 ";
 
-/// Seconds without users after which the service ends.
-const IDLE_VARIABLE: &str = "FERROCE_SERVICE_IDLE_S";
-
 /// What the keeper calls its child with.
 const WORKER: &str = "--worker";
 
@@ -73,8 +70,8 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 
 fn main() -> ExitCode {
     let arguments = std::env::args().skip(1).collect();
-    let parsed = environment::text(IDLE_VARIABLE).map_err(|error| error.to_string());
-    let parsed = match parsed.and_then(|idle_s| parse(arguments, idle_s)) {
+    let idle_s = config::idle_s().map_err(|error| error.to_string());
+    let parsed = match idle_s.and_then(|idle_s| parse(arguments, idle_s)) {
         Ok(Some(parsed)) => parsed,
         Ok(None) => {
             let _ = std::io::stdout().write_all(HELP.as_bytes());
@@ -180,7 +177,7 @@ enum Role {
 }
 
 /// None: help.
-fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed>, String> {
+fn parse(arguments: Vec<String>, idle_s: Option<u64>) -> Result<Option<Parsed>, String> {
     let mut options = ServerOptions::default();
     let mut role = Role::Keeper { ready: false };
     let mut config = None;
@@ -202,20 +199,11 @@ fn parse(arguments: Vec<String>, idle_s: Option<String>) -> Result<Option<Parsed
         Some(config) => config,
         None => Config::load().map_err(|error| error.to_string())?,
     };
-    let idle_s = match idle_s {
-        Some(text) => Some(seconds(&text)?),
-        None => config.idle_s,
-    };
-    if let Some(seconds) = idle_s {
+    if let Some(seconds) = idle_s.or(config.idle_s) {
         options.idle = (seconds > 0).then(|| Duration::from_secs(seconds));
     }
     options.limits = config.limits;
     options.serve = config.serve;
     options.fault = config.fault;
     Ok(Some(Parsed { options, config, role }))
-}
-
-fn seconds(text: &str) -> Result<u64, String> {
-    let allowed = "it can be a whole number of seconds (0: the service never ends)";
-    text.parse().map_err(|_| environment::wrong(IDLE_VARIABLE, text, allowed).to_string())
 }

@@ -7,6 +7,7 @@
 //! | `gsi` | queue pair 1: packets in and out |
 //! | `client` | what librdmacm calls |
 //! | `route` | what a program finds out by itself: device, source address and path |
+//! | `neighbour` | likewise: whether anybody is at the address |
 //!
 //! A program opens *event channels*: each is a socket of which it holds one end; it is readable when an event waits, and obeys
 //! O_NONBLOCK. Ids are made on a channel and owned by the client that made them. A client's ids end with it, and a channel's ids
@@ -19,6 +20,7 @@
 pub mod client;
 mod gsi;
 mod host;
+pub mod neighbour;
 pub mod protocol;
 pub mod route;
 

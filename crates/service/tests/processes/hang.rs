@@ -1,6 +1,7 @@
 //! Services that do not answer, or end otherwise than in order.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::mem::MaybeUninit;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
@@ -140,22 +141,8 @@ fn replace_keeper(client: &Client) -> Status {
     wait_for(client, "another keeper", |status| ![0, before.keeper].contains(&status.keeper))
 }
 
-/// Says what the library logs while it waits for a service that answers late.
+/// Says what comes of a service that answers late.
 pub(super) fn role_wait(options: &StartOptions) {
-    struct Lines;
-    impl log::Log for Lines {
-        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            metadata.level() <= log::Level::Warn
-        }
-        fn log(&self, record: &log::Record<'_>) {
-            if self.enabled(record.metadata()) {
-                say(record.args());
-            }
-        }
-        fn flush(&self) {}
-    }
-    log::set_logger(&Lines).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
     say(Client::connect(options).map_or_else(|error| error.to_string(), |_| "connected".into()));
 }
 
@@ -163,8 +150,12 @@ pub(super) fn role_wait(options: &StartOptions) {
 pub(super) fn who_waits_for_a_silent_service_says_so(scene: &Scene) {
     let service = replace_keeper(&scene.connect_or_start()).pid;
     signal(service, Signal::STOP);
-    let mut helper = scene.helper("wait");
-    let told = helper.line();
+    let mut command = scene.helper_command("wait");
+    command.stderr(Stdio::piped());
+    let mut helper = Helper::spawn(command);
+    let mut stderr = BufReader::new(helper.child.stderr.take().unwrap());
+    let mut told = String::new();
+    stderr.read_line(&mut told).unwrap();
     assert!(
         told.contains("for the Ferroce service, which does not answer") && told.contains("is stopped, state T"),
         "{told}"
@@ -173,4 +164,7 @@ pub(super) fn who_waits_for_a_silent_service_says_so(scene: &Scene) {
     signal(service, Signal::CONT);
     assert_eq!(helper.line(), "connected");
     helper.end();
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "once is enough");
 }

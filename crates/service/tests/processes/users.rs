@@ -195,7 +195,7 @@ pub(super) fn users_serve_and_trust_each_other_only_if_told_to(scene: &Scene) {
     let answer = lease(&silent);
     assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
     assert!(answer.contains("belongs to uid 65534, this program to uid 0, which does not trust it"), "{answer}");
-    assert!(answer.contains("`trust = [65534]`"), "{answer}");
+    assert!(answer.contains("`trust = [65534]`") && answer.contains("`serve = \"namespace\"`"), "{answer}");
     let answer = lease(&trusting);
     assert!(answer.starts_with(&libc::EACCES.to_string()), "{answer}");
     assert!(answer.contains("it serves its own user only") && answer.contains("`serve = \"namespace\"`"), "{answer}");

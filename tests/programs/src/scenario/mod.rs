@@ -110,6 +110,7 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("wrong-limits", HOST, wrong::limits),
     scenario("nobody-there", HOST_AND_VETH, wrong::nobody),
     scenario("absent-host", VETH, wrong::absent),
+    scenario("absent-host-for-connections", VETH, wrong::absent_for_connections),
     scenario("pingpong-without-gid", VETH, wrong::pingpong_without_gid),
     scenario("pingpong-gid-99", VETH, wrong::pingpong_gid_99),
     scenario("pingpong-mtu-4096", VETH, wrong::pingpong_mtu_4096),

@@ -52,6 +52,19 @@ pub(super) fn absent(world: &World<'_>) -> Result<(), Failure> {
     quiet(&world.alone(&[], "wrong", &["--mode", "absent", "10.65.0.99"], SOON)?)
 }
 
+/// An address of the own subnet at which there is no host: `rdma_resolve_addr` says so, within rping's timeout of two seconds, with the
+/// event and status that Linux's has. What comes out of rping is its own; why, the library tells.
+pub(super) fn absent_for_connections(world: &World<'_>) -> Result<(), Failure> {
+    for nobody in ["10.65.0.99", "fd65::99"] {
+        let args = ["-c", "-a", nobody, "-C", "1"];
+        let program = world.start("client", &world.wire.client, Identity::Ordinary, LOG, "rping", &args)?;
+        let finished = ends_in_failure(program)?;
+        says(&finished, "RDMA_CM_EVENT_ADDR_ERROR, error -110")?;
+        says(&finished, &format!("no host answers at {nobody} within 2000 ms"))?;
+    }
+    Ok(())
+}
+
 /// `ibv_rc_pingpong` without `-g`, the commonest fault of all: `ferroce run` says that a GID is needed.
 pub(super) fn pingpong_without_gid(world: &World<'_>) -> Result<(), Failure> {
     says(&failing_pingpong(world, &[])?, "GID")
