@@ -338,6 +338,21 @@ mod tests {
     }
 
     #[test]
+    fn a_repair_is_asked_about_soon_however_often_others_were_in_vain() {
+        let (attr, mut recovery) = (attr(14, 7), Recovery::default());
+        for _ in 0..100 {
+            recovery.sample(10_000);
+        }
+        recovery.unheard();
+        assert_eq!(recovery.watch(0, &attr, true), 2 * PROBE_FLOOR);
+        let first = recovery.watch_repair(0, &attr, true);
+        assert_eq!(first, REPAIR_FLOOR);
+        assert_eq!(recovery.silent(first, first, &attr, true), Due::Probe);
+        assert_eq!(recovery.next(first, &attr, true), 3 * REPAIR_FLOOR);
+        assert_eq!(recovery.watch(0, &attr, true), 2 * PROBE_FLOOR);
+    }
+
+    #[test]
     fn sending_again_takes_the_longest_time_of_an_ack_timeout_up_to_a_second_or_the_timeout() {
         for (code, retry_cnt, ms) in
             [(14, 7, 268), (1, 7, 125), (1, 0, 1_000), (18, 2, 1_073), (17, 2, 1_000), (0, 7, 1_000)]

@@ -123,6 +123,73 @@ fn the_loss_of_a_repair_is_found_by_a_probe() {
     assert!(pair.now < 10 * MS, "{}", pair.now);
 }
 
+/// Drops, besides these packets of A, the first NAK of B for `nak`.
+fn lose_once_with_nak(pair: &mut Pair, psns: &[u32], nak: u32) {
+    let (mut psns, mut lost) = (psns.to_vec(), false);
+    pair.rule(move |who, packet| {
+        let psn = packet.headers.bth.psn.get();
+        if who == Who::B {
+            let hit = psn == nak && packet.headers.aeth.is_some_and(|aeth| aeth.syndrome == Syndrome::NAK_SEQUENCE);
+            return if hit && !std::mem::replace(&mut lost, true) { Fate::Drop } else { Fate::Deliver };
+        }
+        match psns.iter().position(|&lost| lost == psn) {
+            Some(index) => {
+                psns.swap_remove(index);
+                Fate::Drop
+            }
+            None => Fate::Deliver,
+        }
+    });
+}
+
+#[test]
+fn a_lost_nak_costs_one_packet_too() {
+    let mut pair = Pair::new(QpType::Rc);
+    keeps(&mut pair);
+    lose_once_with_nak(&mut pair, &[0x1007], 0x1007);
+    pair.post(1, pair.write_op(0), 0, 8000);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(again(&pair).iter().filter(|&&psn| psn > 0x1005).collect::<Vec<_>>(), [&0x1007]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+}
+
+#[test]
+fn the_answer_to_a_probe_shows_the_next_gap_if_its_nak_was_lost() {
+    let mut pair = Pair::new(QpType::Rc);
+    keeps(&mut pair);
+    lose_once_with_nak(&mut pair, &[0x1007, 0x1009], 0x1009);
+    pair.post(1, pair.write_op(0), 0, 8000);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(again(&pair).iter().filter(|&&psn| psn > 0x1005).collect::<Vec<_>>(), [&0x1007, &0x1009]);
+    assert_eq!((pair.a.host.counted(Count::ProbeSent), pair.a.host.counted(Count::Timeout)), (1, 0));
+}
+
+#[test]
+fn the_end_of_all_that_is_in_flight_goes_again_as_a_whole() {
+    let mut pair = Pair::new(QpType::Rc);
+    keeps(&mut pair);
+    lose_once(&mut pair, &[0x1009, 0x100a, 0x100b, 0x100c, 0x100d]);
+    pair.post(1, pair.write_op(0), 0, 8 * 1024);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(again(&pair), [0x1009, 0x100a, 0x100b, 0x100c, 0x100d]);
+    assert_eq!((pair.a.host.counted(Count::ProbeSent), pair.a.host.counted(Count::Timeout)), (1, 0));
+}
+
+#[test]
+fn a_long_first_message_does_not_wait_for_the_ack_timeout() {
+    let mut pair = Pair::new(QpType::Rc);
+    // In the second train, and its repair.
+    lose_once(&mut pair, &[0x1050, 0x1050]);
+    pair.post(1, pair.write_op(0), 0, 200_000);
+    pair.run();
+    assert_eq!(ends(&pair.a.host.sent), [(1, OK)]);
+    assert_eq!(pair.a.host.counted(Count::Timeout), 0);
+    assert_eq!(pair.b.bytes(0, 200_000), pair.a.bytes(0, 200_000));
+}
+
 #[test]
 fn a_burst_is_repaired_in_two_steps_or_goes_again() {
     // Packets lost in a row, and packets sent again.
