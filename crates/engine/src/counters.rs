@@ -60,6 +60,7 @@ mod counts {
         RnrNakReceived => "rnr_nak_retry_err",
         RnrWaitUs => "rnr_wait_us",
         DuplicateRequest => "duplicate_request",
+        RequestHeld => "request_held",
         ProbeSent => "probe_sent",
         Timeout => "local_ack_timeout_err",
         RetryExceeded => "retry_exceeded_err",

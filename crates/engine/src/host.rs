@@ -199,6 +199,12 @@ impl Host for QpHost<'_> {
         }
     }
 
+    fn window_lost(&mut self, window: Window, bytes: u32) {
+        if let Some(id) = self.id(window) {
+            self.windows.lost(id, bytes);
+        }
+    }
+
     fn window_towards(&mut self, path: &PathAddr, qpn: u32) -> u32 {
         let id = self.towards(path, qpn);
         self.asked[Window::Requests as usize] = Some(id);

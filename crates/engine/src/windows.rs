@@ -149,6 +149,10 @@ impl Windows {
         self.entry(id).control.give_back(bytes, signal);
     }
 
+    pub(crate) fn lost(&mut self, id: WindowId, bytes: u32) {
+        self.entry(id).control.lost(bytes);
+    }
+
     /// `slot`, which stands in no line for this window, asked for room and sends nothing. If that may be for want of room, it stands
     /// in line from now on; false: it has nothing to wait for here.
     pub(crate) fn line_up(&mut self, id: WindowId, slot: u16) -> bool {

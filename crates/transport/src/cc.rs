@@ -21,6 +21,8 @@ pub trait CongestionControl: Send {
     fn take(&mut self, bytes: u32);
     /// Bytes come back.
     fn give_back(&mut self, bytes: u32, signal: WindowSignal);
+    /// Bytes in flight were lost, and are sent again in their own place.
+    fn lost(&mut self, bytes: u32);
     /// The window as a whole.
     fn window(&self) -> u32;
     /// Bytes in flight.
@@ -54,6 +56,8 @@ impl CongestionControl for FixedWindow {
         self.in_flight = give(self.in_flight, bytes);
     }
 
+    fn lost(&mut self, _bytes: u32) {}
+
     fn window(&self) -> u32 {
         self.window
     }
@@ -66,7 +70,8 @@ impl CongestionControl for FixedWindow {
 /// Additive increase, multiplicative decrease, and restraint while packets wait in queues on the way.
 ///
 /// A loss takes a quarter: on a path that loses packets by chance half would leave single trains, whose last packet nothing follows
-/// that could reveal its loss (`tests/sim/goodput.txt` is the judge).
+/// that could reveal its loss (`tests/sim/goodput.txt` is the judge). Where only what was lost is sent again, it takes as much as was
+/// lost, and a quarter at most: a receive buffer that overflows loses whole trains, chance single packets, which growth makes good.
 ///
 /// Sized for a peer whose receive buffer is Linux's default (`net.core.rmem_max` 212,992 bytes, of which the kernel makes 425,984
 /// of bookkept memory: about six trains). The window starts at one train, doubles until something speaks against it, and never
@@ -82,6 +87,8 @@ pub struct Aimd {
     acked: u32,
     /// Bytes that were in flight when the window was last cut and have not come back: until then further losses are the same loss.
     cut_in_flight: u32,
+    /// Bytes taken for single losses since the window last changed otherwise.
+    yielded: u32,
     /// Nothing spoke against doubling yet.
     opening: bool,
     /// Shortest round trip; forgotten little by little, for the path may change.
@@ -105,7 +112,16 @@ impl Aimd {
 
     /// A window at its start.
     pub fn new() -> Aimd {
-        Aimd { window: Aimd::INITIAL, in_flight: 0, acked: 0, cut_in_flight: 0, opening: true, base: None, slowest: 0 }
+        Aimd {
+            window: Aimd::INITIAL,
+            in_flight: 0,
+            acked: 0,
+            cut_in_flight: 0,
+            yielded: 0,
+            opening: true,
+            base: None,
+            slowest: 0,
+        }
     }
 
     fn acked(&mut self, bytes: u32, rtt: Option<Nanos>) {
@@ -122,6 +138,7 @@ impl Aimd {
 
     /// A window's worth came back.
     fn resize(&mut self) {
+        self.yielded = 0;
         let slowest = std::mem::take(&mut self.slowest);
         let base = self.base.unwrap_or(slowest);
         self.base = self.base.map(|base| base + base / 128);
@@ -140,7 +157,7 @@ impl Aimd {
         self.opening = false;
         if self.cut_in_flight == 0 {
             self.window = to.max(Aimd::MIN);
-            self.acked = 0;
+            (self.acked, self.yielded) = (0, 0);
             self.cut_in_flight = self.in_flight;
         }
     }
@@ -170,6 +187,13 @@ impl CongestionControl for Aimd {
         }
         self.in_flight = give(self.in_flight, bytes);
         self.cut_in_flight = self.cut_in_flight.saturating_sub(bytes);
+    }
+
+    fn lost(&mut self, bytes: u32) {
+        let taken = bytes.min((self.window / 4).saturating_sub(self.yielded));
+        self.yielded += taken;
+        self.window = (self.window - taken).max(Aimd::MIN);
+        self.opening &= self.yielded < self.window / 8;
     }
 
     fn window(&self) -> u32 {
@@ -262,6 +286,29 @@ mod tests {
             assert_eq!(cc.window(), (before - before / 4).max(Aimd::MIN), "a new window's loss");
         }
         assert_eq!(cc.window(), Aimd::MIN);
+    }
+
+    #[test]
+    fn single_losses_take_what_was_lost_and_a_quarter_at_most() {
+        let mut cc = Aimd::new();
+        pass(&mut cc, 5, 20_000);
+        cc.take(Aimd::MAX);
+        cc.lost(2_000);
+        cc.lost(2_000);
+        assert_eq!((cc.window(), cc.in_flight()), (Aimd::MAX - 4_000, Aimd::MAX));
+        cc.lost(TRAIN_CHARGE_MAX);
+        assert!((Aimd::MAX / 4 * 3 - 4_000..=Aimd::MAX / 4 * 3 + 4_000).contains(&cc.window()), "{}", cc.window());
+        let burst = cc.window();
+        cc.lost(TRAIN_CHARGE_MAX);
+        assert!(burst - cc.window() < 4_000, "the same window's loss: {}", burst - cc.window());
+        // Two in a hundred packets are made good by growth.
+        let mut cc = Aimd::new();
+        pass(&mut cc, 5, 20_000);
+        for _ in 0..20 {
+            cc.lost(Aimd::MAX / 50);
+            pass(&mut cc, 1, 20_000);
+        }
+        assert!(cc.window() > Aimd::MAX - Aimd::INCREMENT, "{}", cc.window());
     }
 
     #[test]

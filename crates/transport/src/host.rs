@@ -91,6 +91,8 @@ pub enum Count {
     /// Microseconds that the requester was told to wait for a receive; they count from the beginning of the wait.
     RnrWaitUs,
     DuplicateRequest,
+    /// RC: a request packet came before its turn, and was kept until then.
+    RequestHeld,
     /// RC: asked the peer what it has, by a packet that was acknowledged before.
     ProbeSent,
     Timeout,
@@ -226,6 +228,10 @@ pub trait Host: Memory {
     fn window_take(&mut self, window: Window, bytes: u32);
     /// Gives bytes back.
     fn window_return(&mut self, window: Window, bytes: u32, signal: WindowSignal);
+    /// Bytes in flight were lost, and are sent again in their own place: as many stay in flight.
+    fn window_lost(&mut self, window: Window, bytes: u32) {
+        let _ = (window, bytes);
+    }
 
     /// As [`window`](Host::window) for requests, where one queue pair sends to many: the window towards the lane of queue pair `qpn`
     /// behind `path` (UC and UD). The host waits for room in it all the same. A host without such windows leaves the three as they

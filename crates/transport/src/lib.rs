@@ -22,7 +22,9 @@
 //!   each of `retry_cnt` + 1 attempts, and no less than a second in all. retry_cnt 7 is seven, not endless (kernel rxe takes it as
 //!   endless); rnr_retry 7 is endless.
 //! - **After an RNR NAK** packets behind the refused one are dropped silently (kernel rxe sends a sequence NAK as well).
-//! - **A sequence NAK** carries the PSN expected when it leaves, not when the gap was seen.
+//! - **A sequence NAK** carries the PSN expected when it leaves, not when the gap was seen, and does not leave if the gap closed before.
+//! - **What comes behind a gap** is kept and executed in its turn, and a gap behind the one that closed is told at once (kernel rxe drops
+//!   it, and tells when more comes). A requester sends only the missing packet again to a peer that does the same.
 //! - **Where a response goes** is looked at before the READ or atomic is sent, so that an atomic that must fail here is not executed
 //!   there (kernel rxe looks when the response comes).
 //! - **A repeated READ** is answered as the new request that it is: FIRST or ONLY come first (kernel rxe answers with the opcodes of

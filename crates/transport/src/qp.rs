@@ -269,7 +269,7 @@ impl Qp {
             Machines::Rc { requester, responder, .. } => {
                 establish(&mut self.established, conn, host);
                 let outcome = responder.handle_packet(conn, packet, host);
-                if let Some(rendezvous) = responder.take_rendezvous() {
+                for rendezvous in responder.take_rendezvous() {
                     requester.fetch(&rendezvous);
                 }
                 outcome
@@ -484,6 +484,14 @@ impl Qp {
             }
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.assert_invariants(),
             Machines::Raw(_) => {}
+        }
+    }
+
+    /// Until its next RESET an RC queue pair drops requests that come before their turn, as kernel rxe and cards do.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn go_back_n(&mut self) {
+        if let Machines::Rc { responder, .. } = &mut self.machines {
+            responder.go_back_n();
         }
     }
 

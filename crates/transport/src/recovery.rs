@@ -16,6 +16,8 @@ use crate::verbs::QpAttr;
 /// it: some round trips of a local network, so that a loss costs no more than the window that is sent again. A peer that is not
 /// scheduled for milliseconds is asked some times in vain.
 pub(crate) const PROBE_FLOOR: Nanos = MS / 5;
+/// The same behind the repair of a gap: the peer is known to look, and to ask for one packet in vain costs little.
+const REPAIR_FLOOR: Nanos = MS / 20;
 /// Time before the first probe while no round trip was measured: the peer may just be starting.
 pub(crate) const PROBE_INITIAL: Nanos = 10 * MS;
 /// The time between probes doubles so many times.
@@ -41,6 +43,8 @@ pub(crate) struct Recovery {
     since: Nanos,
     /// Probes in this silence.
     probes: u32,
+    /// A repair is waited for.
+    hurried: bool,
     /// Times sent again since the last progress.
     attempts: u32,
     /// RNR NAKs since the last progress.
@@ -79,7 +83,13 @@ impl Recovery {
 
     /// Something goes out into silence, or was heard while more is in flight: when to look again.
     pub(crate) fn watch(&mut self, now: Nanos, attr: &QpAttr, can_probe: bool) -> Nanos {
-        (self.since, self.probes) = (now, 0);
+        (self.since, self.probes, self.hurried) = (now, 0, false);
+        self.next(now, attr, can_probe)
+    }
+
+    /// The same for the repair of a gap.
+    pub(crate) fn watch_repair(&mut self, now: Nanos, attr: &QpAttr, can_probe: bool) -> Nanos {
+        (self.since, self.probes, self.hurried) = (now, 0, true);
         self.next(now, attr, can_probe)
     }
 
@@ -119,9 +129,9 @@ impl Recovery {
 
     /// Time until the first probe.
     fn interval(&self) -> Nanos {
-        let base =
-            self.estimate.map_or(PROBE_INITIAL, |Estimate { srtt, rttvar }| (srtt + 4 * rttvar).max(PROBE_FLOOR));
-        base << self.backoff.min(8)
+        let (floor, backoff) = if self.hurried { (REPAIR_FLOOR, 0) } else { (PROBE_FLOOR, self.backoff.min(8)) };
+        let base = self.estimate.map_or(PROBE_INITIAL, |Estimate { srtt, rttvar }| (srtt + 4 * rttvar).max(floor));
+        base << backoff
     }
 
     fn start_deadline(&mut self, now: Nanos, attr: &QpAttr) -> Option<Nanos> {
@@ -325,6 +335,21 @@ mod tests {
         assert!(near(recovery.interval(), 2), "until a round trip is measured");
         recovery.sample(300 * MS);
         assert!(near(recovery.interval(), 1));
+    }
+
+    #[test]
+    fn a_repair_is_asked_about_soon_however_often_others_were_in_vain() {
+        let (attr, mut recovery) = (attr(14, 7), Recovery::default());
+        for _ in 0..100 {
+            recovery.sample(10_000);
+        }
+        recovery.unheard();
+        assert_eq!(recovery.watch(0, &attr, true), 2 * PROBE_FLOOR);
+        let first = recovery.watch_repair(0, &attr, true);
+        assert_eq!(first, REPAIR_FLOOR);
+        assert_eq!(recovery.silent(first, first, &attr, true), Due::Probe);
+        assert_eq!(recovery.next(first, &attr, true), 3 * REPAIR_FLOOR);
+        assert_eq!(recovery.watch(0, &attr, true), 2 * PROBE_FLOOR);
     }
 
     #[test]

@@ -39,6 +39,7 @@ fn nothing_leaves_its_bounds_whatever_comes() {
         Count::RnrNakSent,
         Count::RnrNakReceived,
         Count::DuplicateRequest,
+        Count::RequestHeld,
         Count::ProbeSent,
         Count::Timeout,
         Count::PacketsRetransmitted,

@@ -85,6 +85,7 @@ kinds! {
     Probe = "silent peer asked what it has",
     SequenceNak = "sequence NAK",
     DuplicateRequest = "request received again",
+    RequestHeld = "request packet kept until its turn",
     FlowAnswer = "UC or UD sender told what was taken",
     FlowQuestion = "UC or UD sender asks again",
     FlowMuted = "UC or UD peer of another make: no word of it",

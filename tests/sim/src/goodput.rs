@@ -20,10 +20,10 @@ pub const SIZES: [(u32, u32); 4] = [(64, 20_000), (4_096, 5_000), (65_536, 400),
 /// A day: nothing ends before the messages do.
 const FOREVER: Nanos = 86_400_000_000_000;
 
-/// Goodput in Mb/s, by size and loss.
+/// Goodput in Mb/s, by size and loss: of a target that keeps what comes before its turn, and of one that goes back N.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    mbps: Vec<[u64; LOSSES.len()]>,
+    mbps: [Vec<[u64; LOSSES.len()]>; 2],
 }
 
 /// Measures all.
@@ -31,11 +31,13 @@ pub struct Table {
 /// # Panics
 /// If a run fails a check.
 pub fn table() -> Table {
-    Table { mbps: SIZES.iter().map(|&(len, count)| LOSSES.map(|loss| measure(len, count, loss))).collect() }
+    let of =
+        |goes_back| SIZES.iter().map(|&(len, count)| LOSSES.map(|loss| measure(len, count, loss, goes_back))).collect();
+    Table { mbps: [of(false), of(true)] }
 }
 
-fn measure(len: u32, count: u32, loss: u32) -> u64 {
-    let mut world = World::new(plan(len, count, loss), Log::new(None), Random::new(1));
+fn measure(len: u32, count: u32, loss: u32, goes_back: bool) -> u64 {
+    let mut world = World::new(plan(len, count, loss, goes_back), Log::new(None), Random::new(1));
     world.run();
     world.judge();
     assert_eq!(world.complaint, None, "{len} bytes at a loss of {loss} ppm");
@@ -44,7 +46,7 @@ fn measure(len: u32, count: u32, loss: u32) -> u64 {
     u64::from(len) * u64::from(count) * 8_000 / stream.progress_at
 }
 
-fn plan(len: u32, count: u32, loss: u32) -> Plan {
+fn plan(len: u32, count: u32, loss: u32, goes_back: bool) -> Plan {
     let end = |node, requests| EndPlan {
         node,
         psn: 0,
@@ -88,6 +90,7 @@ fn plan(len: u32, count: u32, loss: u32) -> Plan {
             bad_receives: 0,
             exposed: false,
             mutes_flow: false,
+            goes_back: [false, goes_back],
             actions: Vec::new(),
             reconnects: 0,
         }],
@@ -103,17 +106,20 @@ impl fmt::Display for Table {
             f,
             "# Update after a change that is meant: cargo run --release -p ferroce-sim -- --goodput > tests/sim/goodput.txt"
         )?;
-        write!(f, "{:<12}", "size \\ loss")?;
-        for loss in LOSSES {
-            write!(f, "{:>10}", format!("{} %", f64::from(loss) / 10_000.0))?;
-        }
-        writeln!(f)?;
-        for ((len, _), row) in SIZES.iter().zip(&self.mbps) {
-            write!(f, "{len:<12}")?;
-            for mbps in row {
-                write!(f, "{mbps:>10}")?;
+        for (rows, what) in self.mbps.iter().zip(["keeps what comes before its turn", "goes back N"]) {
+            writeln!(f, "# The target {what}:")?;
+            write!(f, "{:<12}", "size \\ loss")?;
+            for loss in LOSSES {
+                write!(f, "{:>10}", format!("{} %", f64::from(loss) / 10_000.0))?;
             }
             writeln!(f)?;
+            for ((len, _), row) in SIZES.iter().zip(rows) {
+                write!(f, "{len:<12}")?;
+                for mbps in row {
+                    write!(f, "{mbps:>10}")?;
+                }
+                writeln!(f)?;
+            }
         }
         Ok(())
     }

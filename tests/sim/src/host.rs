@@ -386,6 +386,7 @@ impl Host for SimHost<'_> {
             Count::PacketsRetransmitted => Met::Retransmitted,
             Count::NakSequenceReceived => Met::SequenceNak,
             Count::DuplicateRequest => Met::DuplicateRequest,
+            Count::RequestHeld => Met::RequestHeld,
             Count::FlowQuestionSent => Met::FlowQuestion,
             Count::FlowAnswerReceived => Met::FlowAnswer,
             _ => return,
@@ -415,6 +416,15 @@ impl Host for SimHost<'_> {
         }
         if let Some(id) = self.id(window) {
             self.give_back(id, window, bytes, signal);
+        }
+    }
+
+    fn window_lost(&mut self, window: Window, bytes: u32) {
+        if u64::from(bytes) > self.oracle.books[self.qp].charged[window as usize] {
+            self.check(Err(format!("{bytes} bytes were lost, more than are in flight")));
+        }
+        if let Some(id) = self.id(window) {
+            self.windows.lost(id, bytes);
         }
     }
 

@@ -85,6 +85,8 @@ pub(crate) struct ConnPlan {
     pub(crate) exposed: bool,
     /// UC and UD: neither end says anything of the flow control between Ferroce ends, as if it were of another make.
     pub(crate) mutes_flow: bool,
+    /// RC and XRC: this end drops request packets that come before their turn, as if it were of another make.
+    pub(crate) goes_back: [bool; 2],
     pub(crate) actions: Vec<(Nanos, usize, Action)>,
     /// Percent: whether it is connected again after an error.
     pub(crate) reconnects: u32,
@@ -147,6 +149,7 @@ impl Plan {
             fixed_len: None,
         }
         .with_xrc(seed)
+        .with_go_back(seed)
     }
 
     /// One seed in eight has XRC connections among its reliable ones: from a stream of random numbers of their own, so that the other
@@ -162,6 +165,19 @@ impl Plan {
                     (initiator.srq, target.srq) = (false, true);
                     (target.requests, target.bytes) = (0, 0);
                 }
+            }
+        }
+        self
+    }
+}
+
+impl Plan {
+    /// One seed in four has ends that go back N, from a stream of random numbers of their own, as with XRC.
+    fn with_go_back(mut self, seed: u64) -> Plan {
+        if seed % 4 == 2 {
+            let mut random = Random::new(seed.rotate_left(32));
+            for conn in &mut self.conns {
+                conn.goes_back = [(); 2].map(|()| random.percent(60));
             }
         }
         self
@@ -285,6 +301,7 @@ fn conn(nodes: usize, calm_at: Nanos, many: bool, random: &mut Random) -> ConnPl
         bad_receives,
         exposed,
         mutes_flow: random.percent(20),
+        goes_back: [false; 2],
         actions,
         reconnects: random.pick(&[0, 50, 100]),
     }

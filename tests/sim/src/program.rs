@@ -502,6 +502,9 @@ impl World {
             ..QpAttr::default()
         };
         self.modify_with(qp, &attr, QpAttrMask::STATE | to_rtr);
+        if conn.goes_back[self.qps[qp].end] {
+            self.qps[qp].machine.go_back_n();
+        }
         let attr = QpAttr { state: QpState::Rts, ..attr };
         self.modify_with(qp, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | to_rts);
         self.schedule_post(qp, self.programs[qp].plan.think_max);

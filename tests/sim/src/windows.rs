@@ -43,6 +43,10 @@ impl Windows {
         self.entries[id].control.give_back(bytes, signal);
     }
 
+    pub(crate) fn lost(&mut self, id: WindowId, bytes: u32) {
+        self.entries[id].control.lost(bytes);
+    }
+
     pub(crate) fn wait(&mut self, id: WindowId, qp: usize) {
         let waiting = &mut self.entries[id].waiting;
         if !waiting.contains(&qp) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cargo_metadata::Metadata;
+use cargo_metadata::{DependencyKind, Metadata};
 
 use super::Finding;
 
@@ -44,7 +44,9 @@ pub(super) fn check(metadata: &Metadata, root: &Path) -> Vec<Finding> {
             continue;
         }
         for dependency in &package.dependencies {
-            if !members.iter().any(|p| p.name.as_str() == dependency.name) {
+            // Tests may use their own crate with other features.
+            let own_tests = dependency.name == name && dependency.kind == DependencyKind::Development;
+            if own_tests || !members.iter().any(|p| p.name.as_str() == dependency.name) {
                 continue;
             }
             let to = dependency.name.as_str();

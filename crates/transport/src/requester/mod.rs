@@ -9,10 +9,12 @@
 //! ```
 //!
 //! Going back always goes to `una` (go-back-N, IBA 9.7.7.2): a NAK or a gap says that all before it arrived. `flights` lists the
-//! trains of the present pass, whose bytes are charged to the windows.
+//! trains of the present pass, whose bytes are charged to the windows. A peer that keeps what comes behind a gap is sent only what it
+//! lacks (`repair`), which moves none of these.
 
 mod probe;
 mod receive;
+mod repair;
 mod send;
 
 use std::collections::VecDeque;
@@ -28,6 +30,7 @@ use crate::verbs::{QpState, SendStanding, SendWr};
 use crate::wqe::{Failure, Owner, Wqe};
 
 use probe::{Answers, Copies, Probe};
+use repair::Repair;
 pub(crate) use send::{charge, fit};
 
 /// Most PSNs without an answer: half of what PSN comparison can tell apart.
@@ -80,6 +83,7 @@ pub(crate) struct Requester {
     probe: Probe,
     answers: Answers,
     copies: Copies,
+    repair: Repair,
     recovery: Recovery,
     timers: TimerTable,
 }
@@ -100,6 +104,7 @@ impl Requester {
             probe: Probe::None,
             answers: Answers::default(),
             copies: Copies::default(),
+            repair: Repair::default(),
             recovery: Recovery::default(),
             timers: TimerTable::default(),
         }
@@ -143,10 +148,11 @@ impl Requester {
     pub(crate) fn handle_timeout(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
         self.timers.take_expired(Timer::RnrWait, now);
         let Some(due) = self.timers.take_expired(Timer::Silence, now) else { return Ok(()) };
-        let can_probe = self.can_probe();
+        let can_probe = self.can_probe() || self.repair.is_trial();
         match self.recovery.silent(now, due, conn.attr, can_probe) {
             Due::Probe => {
-                if can_probe {
+                // Without an answer to a trial the rest goes too.
+                if !self.repair.end_trial() && can_probe {
                     self.probe = Probe::Due;
                 }
                 self.timers.arm(Timer::Silence, self.recovery.next(now, conn.attr, can_probe));
@@ -165,22 +171,8 @@ impl Requester {
         if at < 0 || at as u32 >= self.in_flight {
             return;
         }
-        // The request that the train belongs to, and the PSNs before it.
-        let mut before = 0;
-        for index in 0..self.queue.len() {
-            let wqe = &mut self.queue[index];
-            let open = wqe.packets - wqe.acked;
-            if at as u32 >= before + open {
-                before += open;
-                continue;
-            }
-            wqe.failed.get_or_insert(Failure::local(error));
-            if self.cursor.index >= index {
-                self.cursor = Cursor { index, packet: wqe.acked };
-                self.sent = before;
-                self.drop_flights_from(before, host);
-            }
-            return;
+        if let Some((index, _, before)) = self.find(at as u32) {
+            self.fail_from(index, before, Failure::local(error), host);
         }
     }
 
@@ -201,12 +193,23 @@ impl Requester {
 
     /// Goes back to the oldest PSN without an answer, unless it is time to give up.
     fn repeat(&mut self, now: Nanos, signal: WindowSignal, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
-        if !self.recovery.may_repeat(now, conn.attr) {
-            host.count(Count::RetryExceeded, 1);
-            return Err(self.fail_front(Failure::no_answer(), conn, host));
-        }
+        self.may_repeat(now, conn, host)?;
         self.go_back(signal, host);
         Ok(())
+    }
+
+    /// The same because of a loss.
+    fn repeat_lost(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
+        self.repeat(now, WindowSignal::Lost, conn, host)
+    }
+
+    /// Something is to be sent again, unless it is time to give up.
+    fn may_repeat(&mut self, now: Nanos, conn: Conn<'_>, host: &mut impl Host) -> Outcome {
+        if self.recovery.may_repeat(now, conn.attr) {
+            return Ok(());
+        }
+        host.count(Count::RetryExceeded, 1);
+        Err(self.fail_front(Failure::no_answer(), conn, host))
     }
 
     fn go_back(&mut self, signal: WindowSignal, host: &mut impl Host) {
@@ -215,6 +218,7 @@ impl Requester {
         self.reads = 0;
         self.unasked = 0;
         self.probe = Probe::None;
+        self.repair.give_up();
         self.answers.start_anew(self.answered);
         self.timers.cancel(Timer::Silence);
         let mut returned = [0u32; 2];

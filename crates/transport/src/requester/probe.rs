@@ -56,6 +56,11 @@ impl Answers {
         self.stale = self.due;
     }
 
+    /// Had the PSN at this place been sent before the last probe?
+    pub(super) fn was_sent_before(&self, place: u64) -> bool {
+        place < self.sent_before
+    }
+
     /// Some may still come.
     pub(super) fn are_due(&self) -> bool {
         self.due > 0
@@ -125,6 +130,11 @@ impl Copies {
     /// Should the packet at this place be copied?
     pub(super) fn want(&self, at: u64) -> bool {
         self.new.is_none() && self.old.as_ref().is_none_or(|old| at >= old.at + KEPT_FOR)
+    }
+
+    /// There is none yet: even one from the middle of a message is welcome.
+    pub(super) fn are_none(&self) -> bool {
+        self.old.is_none() && self.new.is_none()
     }
 
     pub(super) fn put(&mut self, copy: Copy) {

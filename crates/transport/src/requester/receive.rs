@@ -43,9 +43,7 @@ impl Requester {
         let headers = packet.headers;
         let Some(at) = self.place(headers.bth.psn) else {
             if self.is_old_news(headers) {
-                // The peer looked, and lacks what is in flight.
-                self.recovery.unheard();
-                return self.repeat(now, WindowSignal::Lost, conn, host);
+                return self.repair_again(now, conn, host);
             }
             host.drop_packet(Drop::GhostResponse);
             return Ok(());
@@ -104,7 +102,11 @@ impl Requester {
             if self.answers.are_due() && !self.was_asked_for(at + 1) {
                 self.answers.take();
             }
-            return match self.advance(now, at + 1, conn, host) {
+            let (repairing, probed) = (self.repair.is_open(self.answered), self.probe == Probe::Sent);
+            let reached = self.advance(now, at + 1, conn, host);
+            self.repair.told(self.answered, false);
+            return match reached {
+                Reached::All if repairing || probed => self.look_behind((repairing, probed), now, conn, host),
                 Reached::All => Ok(()),
                 Reached::Unanswered => self.response_gap(now, conn, host),
             };
@@ -120,8 +122,9 @@ impl Requester {
         if syndrome == Syndrome::NAK_SEQUENCE {
             host.count(Count::NakSequenceReceived, 1);
             self.advance(now, at, conn, host);
+            self.repair.told(self.answered, true);
             // If the receiver asked for time, the repetition waits for its end.
-            return self.repeat(now, WindowSignal::Lost, conn, host);
+            return self.fill_gap(now, conn, host);
         }
         if syndrome.is_nak() {
             host.count(Count::fatal_nak_received(syndrome), 1);
@@ -155,7 +158,7 @@ impl Requester {
         if self.gap_repeated {
             return Ok(());
         }
-        self.repeat(now, WindowSignal::Lost, conn, host)?;
+        self.repeat_lost(now, conn, host)?;
         self.gap_repeated = true;
         Ok(())
     }
@@ -258,6 +261,7 @@ impl Requester {
         self.una = self.una.add(count);
         self.answered += u64::from(count);
         self.copies.answered(self.answered);
+        self.repair.answered(self.answered);
         self.in_flight -= count;
         self.sent = self.sent.saturating_sub(count);
         if self.cursor.index == 0 {
@@ -294,7 +298,12 @@ impl Requester {
                 self.flights.pop_front();
             }
         }
-        let rtt = first_sent.map(|sent_at| now.saturating_sub(sent_at));
+        let rtt = if self.repair.is_open(self.answered - u64::from(count)) {
+            // What is behind a gap waited for its repair.
+            self.repair.round_trip(self.answered, now)
+        } else {
+            first_sent.map(|sent_at| now.saturating_sub(sent_at))
+        };
         if let Some(rtt) = rtt {
             self.recovery.sample(rtt);
         }

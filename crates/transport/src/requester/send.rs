@@ -74,6 +74,9 @@ impl Requester {
             self.ask(conn, host, out);
         }
         if out.is_none() {
+            self.poll_repair(now, conn, host, out);
+        }
+        if out.is_none() {
             self.poll_request(now, conn, host, out)?;
         }
         if out.is_none() && self.probe == Probe::None && self.is_waited_for(conn) {
@@ -87,6 +90,7 @@ impl Requester {
         self.probe = Probe::None;
         if let Some(copy) = self.copies.to_send(self.answered) {
             self.probe = Probe::Sent;
+            self.repair.probed();
             self.answers.probe_sent(self.answered + u64::from(self.sent));
             host.count(Count::ProbeSent, 1);
             *out = Some(copy.train(conn.attr.path_mtu));
@@ -145,7 +149,7 @@ impl Requester {
             }
             return Ok(Step::Again);
         }
-        if self.sent >= IN_FLIGHT_MAX {
+        if self.sent >= IN_FLIGHT_MAX || self.repair.holds_back(self.sent) {
             return Ok(Step::Wait);
         }
         let wqe = &self.queue[self.cursor.index];
@@ -167,7 +171,7 @@ impl Requester {
         };
         let Some(departure) = departure else { return Ok(Step::Wait) };
         let ends = self.cursor.packet + departure.packets == self.queue[self.cursor.index].packets;
-        if ends
+        if (ends || self.copies.are_none())
             && !departure.read
             && let Some(train) = out
         {
@@ -191,7 +195,8 @@ impl Requester {
     ) -> Result<Option<Departure>, Failure> {
         let mtu = conn.attr.path_mtu;
         let index = self.cursor.packet;
-        let wanted = (wqe.packets - index).min(train_packets_max(mtu));
+        let most = if self.repair.is_trial() { 1 } else { train_packets_max(mtu) };
+        let wanted = (wqe.packets - index).min(most);
         let packets = fit(wanted, wqe.len() - index * mtu, mtu, host.window(Window::Requests), self.sent > 0);
         if packets == 0 {
             return Ok(None);
@@ -344,7 +349,8 @@ impl Requester {
             self.cursor = Cursor { index: self.cursor.index + 1, packet: 0 };
         }
         if !self.timers.is_armed(Timer::Silence) {
-            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr, self.can_probe()));
+            let may_ask = self.can_probe() || self.repair.is_trial();
+            self.timers.arm(Timer::Silence, self.recovery.watch(now, conn.attr, may_ask));
         }
     }
 }

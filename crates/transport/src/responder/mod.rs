@@ -1,8 +1,10 @@
 //! The RC responder: executes request packets in PSN order, and answers them (IBA 9.7.4, 9.7.5).
 //!
-//! `request` decides what a packet means and does it; `reply` sends the answers. Between them is one queue, so that answers leave in
-//! the order of the requests.
+//! `request` decides what a packet means and does it; `early` keeps those that come before their turn, and `gap` is what a gap means;
+//! `reply` sends the answers. Between them is one queue, so that answers leave in the order of the requests.
 
+mod early;
+mod gap;
 mod reply;
 mod request;
 mod tags;
@@ -17,6 +19,8 @@ use crate::receive::Receive;
 use crate::verbs::{QpAttr, QpEvent};
 use crate::wqe::Failure;
 
+use early::EarlyPackets;
+use gap::Gap;
 pub use tags::MAX_RNDV_HDR;
 pub(crate) use tags::Rendezvous;
 
@@ -113,6 +117,9 @@ pub(crate) struct Responder {
     nak_sent: bool,
     /// That NAK is a sequence NAK and still waits among `replies`: it tells what is expected when it leaves.
     nak_queued: bool,
+    gap: Gap,
+    /// Packets behind a gap, if there are any.
+    early: Option<Box<EarlyPackets>>,
     message: Message,
     /// XRC: the shared receive queue that it is for.
     srqn: u32,
@@ -120,8 +127,8 @@ pub(crate) struct Responder {
     /// READs and atomics among `replies`.
     replies_owed: usize,
     saved: VecDeque<Saved>,
-    /// A rendezvous request matched: the requester reads its data.
-    rendezvous: Option<Box<Rendezvous>>,
+    /// Rendezvous requests that matched: the requester reads their data.
+    rendezvous: Vec<Rendezvous>,
     /// A fatal NAK is the last word: what is queued up to it still goes out in ERR.
     dying: bool,
 }
@@ -134,12 +141,14 @@ impl Responder {
             msn: 0,
             nak_sent: false,
             nak_queued: false,
+            gap: Gap::default(),
+            early: None,
             message: Message::None,
             srqn: 0,
             replies: VecDeque::new(),
             replies_owed: 0,
             saved: VecDeque::new(),
-            rendezvous: None,
+            rendezvous: Vec::new(),
             dying: false,
         }
     }
@@ -165,6 +174,7 @@ impl Responder {
             receive.flush(conn.init, conn.attr.dest_qpn, host);
         }
         self.saved = VecDeque::new();
+        self.early = None;
         if !self.dying {
             self.replies = VecDeque::new();
             self.replies_owed = 0;
@@ -201,6 +211,12 @@ impl Responder {
         self.msn = msn;
     }
 
+    /// Drops what comes before its turn, as kernel rxe and cards do.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn go_back_n(&mut self) {
+        self.gap.keeps_none = true;
+    }
+
     /// What holds between inputs, whatever comes.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn assert_invariants(&self, attr: &QpAttr) {
@@ -214,6 +230,9 @@ impl Responder {
             .filter(|reply| matches!(reply, Reply::Nak { syndrome, .. } if *syndrome == Syndrome::NAK_SEQUENCE));
         assert_eq!(naks.count(), usize::from(self.nak_queued));
         assert!(self.nak_sent || !self.nak_queued);
+        if let Some(early) = &self.early {
+            early.assert_invariants();
+        }
     }
 
     fn save(&mut self, saved: Saved, attr: &QpAttr) {

@@ -37,12 +37,12 @@ impl Responder {
 
     /// Queues a NAK, and tells if there was room for it.
     pub(super) fn queue_nak(&mut self, psn: Psn, syndrome: Syndrome, host: &mut impl Host) -> bool {
-        let count = match syndrome {
-            Syndrome::NAK_SEQUENCE => Count::NakSequenceSent,
-            _ if is_fatal(syndrome) => Count::fatal_nak_sent(syndrome),
-            _ => Count::RnrNakSent,
-        };
-        host.count(count, 1);
+        // A sequence NAK counts when it leaves: the gap may close before.
+        if is_fatal(syndrome) {
+            host.count(Count::fatal_nak_sent(syndrome), 1);
+        } else if syndrome != Syndrome::NAK_SEQUENCE {
+            host.count(Count::RnrNakSent, 1);
+        }
         let nak = Reply::Nak { psn, msn: self.msn, syndrome };
         let room = self.has_room_to_acknowledge() || is_fatal(syndrome);
         match self.replies.back_mut() {
@@ -74,6 +74,7 @@ impl Responder {
                 *out = Some(single(Opcode::RC_ACKNOWLEDGE, psn, Aeth { syndrome: Syndrome::ACK, msn }, None, conn));
             }
             Reply::Nak { syndrome: syndrome @ Syndrome::NAK_SEQUENCE, .. } => {
+                host.count(Count::NakSequenceSent, 1);
                 self.nak_queued = false;
                 let aeth = Aeth { syndrome, msn: self.msn };
                 *out = Some(single(Opcode::RC_ACKNOWLEDGE, self.expected, aeth, None, conn));

@@ -28,18 +28,34 @@ impl Responder {
             return Err(self.fatal(*fault, conn, host));
         };
         if ahead > 0 {
-            self.gap(host);
+            self.came_early(conn, packet, host);
             return Ok(());
         }
         if ahead < 0 {
             self.duplicate(request, conn, packet, host);
             return Ok(());
         }
+        self.in_turn(request, conn, packet, host)?;
+        if self.nak_queued || self.early.is_some() {
+            self.close_gap(conn, host)?;
+        }
+        Ok(())
+    }
+
+    /// The packet that is expected.
+    pub(super) fn in_turn(
+        &mut self,
+        request: Request,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Outcome {
         if request.has_response() && !self.has_room(conn, host) {
             return Ok(());
         }
-        // While its NAK still waits, packets behind the gap are gone: the NAK must go, from here on.
+        // A NAK that still waits goes, from here on, unless the gap closes before.
         self.nak_sent = self.nak_queued;
+        self.gap.not_ready = false;
         self.execute(request, conn, packet, host).map_err(|fault| self.fatal(*fault, conn, host))
     }
 
@@ -84,15 +100,6 @@ impl Responder {
         Ok(pd)
     }
 
-    /// A packet ahead of the expected one: one NAK for each gap (IBA 9.7.5.2.4).
-    fn gap(&mut self, host: &mut impl Host) {
-        host.drop_packet(Drop::Psn);
-        if !self.nak_sent {
-            self.nak_sent = true;
-            self.nak_queued = self.queue_nak(self.expected, Syndrome::NAK_SEQUENCE, host);
-        }
-    }
-
     /// Room for one more READ or atomic? Without it the packet counts as lost.
     fn has_room(&mut self, conn: Conn<'_>, host: &mut impl Host) -> bool {
         let room = self.replies_owed < Self::depth(conn.attr);
@@ -106,6 +113,7 @@ impl Responder {
     fn duplicate(&mut self, request: Request, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) {
         host.count(Count::DuplicateRequest, 1);
         let psn = packet.headers.bth.psn;
+        self.came_again(psn);
         let again = match request {
             Request::Send(_) | Request::Write(_) => {
                 let acked = self.acked;
@@ -419,6 +427,7 @@ impl Responder {
 
     /// No receive posted: the requester shall come again (IBA 9.7.5.2.8). What is behind in flight stays without an answer.
     fn not_ready(&mut self, psn: Psn, conn: Conn<'_>, host: &mut impl Host) {
+        self.refused_behind();
         self.nak_sent = true;
         self.queue_nak(psn, Syndrome::rnr(conn.attr.min_rnr_timer), host);
     }

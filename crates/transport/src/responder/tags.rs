@@ -67,9 +67,9 @@ impl Rendezvous {
 }
 
 impl Responder {
-    /// A rendezvous request that was matched since the last question.
-    pub(crate) fn take_rendezvous(&mut self) -> Option<Box<Rendezvous>> {
-        self.rendezvous.take()
+    /// The rendezvous requests that were matched since the last question, in order.
+    pub(crate) fn take_rendezvous(&mut self) -> Vec<Rendezvous> {
+        std::mem::take(&mut self.rendezvous)
     }
 
     /// Chooses the receive of a SEND by its first packet.
@@ -118,7 +118,7 @@ impl Responder {
         let sges: SmallVec<_> = pieces(&wr.sges, 0, rvh.len).collect();
         let buffer = RecvWr { wr_id: wr.wr_id, sges };
         Receive::matched(wr, tmh).tell_match(conn.init, conn.attr.dest_qpn, host);
-        self.rendezvous = Some(Box::new(Rendezvous { tmh, rvh, buffer }));
+        self.rendezvous.push(Rendezvous { tmh, rvh, buffer });
         Ok(Begun::Done)
     }
 

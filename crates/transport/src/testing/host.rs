@@ -193,6 +193,10 @@ impl Host for SimHost {
         self.windows[window as usize].give_back(bytes, signal);
     }
 
+    fn window_lost(&mut self, window: Window, bytes: u32) {
+        self.windows[window as usize].lost(bytes);
+    }
+
     fn window_towards(&mut self, _path: &PathAddr, _qpn: u32) -> u32 {
         self.window(Window::Requests)
     }

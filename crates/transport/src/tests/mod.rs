@@ -11,6 +11,7 @@ mod rc_errors;
 mod rc_loss;
 mod rc_read;
 mod rc_receiver;
+mod rc_repair;
 mod states;
 mod tags;
 mod uc;

@@ -194,11 +194,11 @@ fn more_reads_than_agreed_are_served_up_to_a_bound() {
         }
         // All arrive in one batch: nothing is answered between.
         pair.run();
-        let lost = pair.b.host.dropped(Drop::Overload) + pair.b.host.dropped(Drop::Psn);
+        let lost = (pair.b.host.dropped(Drop::Overload), pair.b.host.counted(Count::RequestHeld));
         (sent_by(&pair, Who::B).len(), pair.b.qp.state(), lost)
     };
-    assert_eq!(flood(16), (16, QpState::Rts, 0));
-    assert_eq!(flood(20), (17, QpState::Rts, 4), "four are as if lost, and a NAK asks for them");
+    assert_eq!(flood(16), (16, QpState::Rts, (0, 0)));
+    assert_eq!(flood(20), (17, QpState::Rts, (1, 3)), "one is as if lost, a NAK asks for it, and three wait");
 }
 
 #[test]

@@ -55,6 +55,7 @@ const ATTEMPTS: &str =
 const ACK_REQ: &str = "free: we ask for an ACK with the last packet of a train, rxe with every 66th packet";
 const ACK_SPARED: &str =
     "free: where nobody waits for a completion we ask for an ACK with every 17th message, rxe with every one";
+const REPAIR_ALONE: &str = "free: the first packet that a NAK asks for goes alone and asks for its ACK, which tells whether the peer keeps what is behind it";
 const FLOW: &str =
     "free: AckReq asks for an answer of our flow control every 32 KiB; rxe, which does not look at it on UC, leaves it";
 const EARLY_LENGTH: &str =
@@ -188,6 +189,8 @@ pub(crate) const KNOWN: &[Known] = &[
     known("rc-flush-loss-req", B, &["pair 0, frame 3: not sent: RC_ACKNOWLEDGE NAK 0x62"], FLUSH_ICRC),
     known("rc-flush-replay", B, &["pair 0, frame 2: not sent: RC_READ_RESPONSE_ONLY"], FLUSH_ICRC),
     known("rc-local-prot-error", A, &["pair 0, send completion of 1: status 4 instead of 5"], FLUSHED_FIRST),
+    known("rc-loss-first-write", A, &["pair 0, frame 6: AckReq true instead of false"], REPAIR_ALONE),
+    known("rc-loss-middle", A, &["pair 0, frame 7: AckReq true instead of false"], REPAIR_ALONE),
     known(
         "rc-mw",
         B,
@@ -276,6 +279,7 @@ pub(crate) const KNOWN: &[Known] = &[
         &["pair 0, frame 7: RC_READ_RESPONSE_FIRST instead of RC_READ_RESPONSE_MIDDLE"],
         READ_AGAIN,
     ),
+    known("rc-reorder-write", A, &["pair 0, frame 6: AckReq true instead of false"], REPAIR_ALONE),
     known("rc-retry-0", A, &["pair 0, end 9 times: also sent: RC_SEND_ONLY"], ATTEMPTS),
     known(
         "rc-retry-7-endless",

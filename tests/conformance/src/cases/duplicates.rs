@@ -2,6 +2,7 @@
 
 use ferroce_wire::{Opcode, Syndrome};
 
+use super::order::{empty_write, go_on};
 use super::responder::{Send, Write, acked, receiver, segments};
 use super::{Case, case};
 use crate::bench::{ALL, Bench, SETUP, Seen, add, departs, must, pattern, status};
@@ -150,15 +151,17 @@ pub(super) const CASES: &[Case] = &[
     case(
         "Duplicate in a gap",
         "9.7.5.1.3, 9.7.5.2.4",
-        "after a sequence NAK: an old WRITE, then the expected one",
-        "the duplicate is acknowledged, the expected one too",
+        "after a sequence NAK: an old WRITE, then the expected one and those behind it",
+        "the duplicate is acknowledged, the others too",
         |b| {
             let mut c = b.connect(SETUP)?;
             b.expect_unmoved(&mut c)?;
-            b.say(&c.request(Opcode::RC_WRITE_ONLY).psn(add(c.psn, 3)).reth(0, 0, 0))?;
+            let packets = [0, 1, 2, 3].map(|ahead| empty_write(&c, ahead));
+            b.say(&packets[3])?;
             b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
             b.say(&c.request(Opcode::RC_WRITE_ONLY).psn(SETUP.rq_psn).reth(0, 0, 0))?;
             b.expect_ack(&c, add(SETUP.rq_psn, 1), 2)?;
+            go_on(b, &mut c, &packets, 4)?;
             b.expect_unmoved(&mut c)
         },
     ),

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use ferroce_wire::{Opcode, Syndrome};
 
 use super::datagram::{GRH, UD, datagram, octets};
+use super::order::go_on;
 use super::responder::{Send, Write, acked, read_back, receiver, segments};
 use super::{Case, case};
 use crate::bench::{ALL, Bench, Conn, SETUP, Seen, WC_GRH, add, must, pattern, status, wr};
@@ -80,7 +81,7 @@ pub(super) const CASES: &[Case] = &[
     case(
         "IPv6, sequence error",
         "9.7.5.2.4, A17.3.1",
-        "two WRITEs of which the first comes behind the second",
+        "two WRITEs of which the first comes behind the second, then the second again",
         "NAK sequence error with the expected PSN, once; both are then executed in order",
         |b| {
             let (mut c, region) = (b.connect(V6)?, b.region(64, ALL)?);
@@ -88,10 +89,8 @@ pub(super) const CASES: &[Case] = &[
             let second = second.payload(b"2nd.");
             b.say(&second)?;
             b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
-            b.say(&c.request(Opcode::RC_WRITE_ONLY).reth(region.addr, region.rkey, 4).payload(b"1st."))?;
-            acked(b, &mut c)?;
-            b.say(&second)?;
-            acked(b, &mut c)?;
+            let first = c.request(Opcode::RC_WRITE_ONLY).reth(region.addr, region.rkey, 4).payload(b"1st.");
+            go_on(b, &mut c, &[first, second], 2)?;
             b.expect_bytes(region, 0, b"1st.2nd.")
         },
     ),

@@ -1,26 +1,29 @@
 //! PSN order: gaps, the window of PSNs, and what the responder says of them.
+//!
+//! The tester goes on behind a gap as a requester does that goes back: it says again what it said. Whether the device dropped that or
+//! kept it for its turn is left to it.
 
-use ferroce_wire::{Opcode, Syndrome};
+use ferroce_wire::{Opcode, Psn, Syndrome};
 
-use super::responder::{acked, receiver};
+use super::responder::receiver;
 use super::{Case, case};
-use crate::bench::{SETUP, add, pattern, status};
+use crate::bench::{ALL, Bench, Conn, SETUP, Seen, add, must, pattern, status};
+use crate::frame::Packet;
 
 pub(super) const CASES: &[Case] = &[
     case(
         "Sequence error",
         "9.7.4.1.2, 9.7.5.2.4",
         "a SEND one PSN ahead, then the missing one, then it again",
-        "NAK sequence error with the expected PSN; nothing of the packet is executed; both are executed after",
+        "NAK sequence error with the expected PSN; nothing of the packet is executed before its turn; both are executed after, once",
         |b| {
             let (mut c, region) = receiver(b, SETUP, 2, 64)?;
-            b.say(&c.request(Opcode::RC_SEND_ONLY).psn(add(c.psn, 1)).payload(b"late"))?;
+            let late = c.request(Opcode::RC_SEND_ONLY).psn(add(c.psn, 1)).payload(b"late");
+            b.say(&late)?;
             b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
             b.expect_bytes(region, 0, &[0; 4])?;
-            b.say(&c.request(Opcode::RC_SEND_ONLY).payload(b"soon"))?;
-            acked(b, &mut c)?;
-            b.say(&c.request(Opcode::RC_SEND_ONLY).payload(b"late"))?;
-            acked(b, &mut c)?;
+            let soon = c.request(Opcode::RC_SEND_ONLY).payload(b"soon");
+            go_on(b, &mut c, &[soon, late], 2)?;
             b.expect_completions(&c, &[(0, status::SUCCESS), (1, status::SUCCESS)]).map(drop)
         },
     ),
@@ -40,14 +43,14 @@ pub(super) const CASES: &[Case] = &[
     case(
         "One NAK for a gap",
         "9.7.5.2.4",
-        "five packets ahead of the expected PSN, then the expected one",
-        "one NAK; then the ACK, nothing between",
+        "five packets ahead of the expected PSN, then the expected one, then the five again",
+        "one NAK; then ACKs, nothing between",
         |b| {
             let mut c = b.connect(SETUP)?;
-            for ahead in 1..6 {
-                b.say(&c.request(Opcode::RC_WRITE_ONLY).psn(add(c.psn, ahead)).reth(0, 0, 0))?;
-            }
+            let packets: Vec<Packet> = (0..6).map(|ahead| empty_write(&c, ahead)).collect();
+            packets[1..].iter().try_for_each(|packet| b.say(packet))?;
             b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
+            go_on(b, &mut c, &packets, 6)?;
             b.expect_unmoved(&mut c)
         },
     ),
@@ -59,11 +62,12 @@ pub(super) const CASES: &[Case] = &[
         |b| {
             let mut c = b.connect(SETUP)?;
             for _ in 0..3 {
-                b.say(&c.request(Opcode::RC_WRITE_ONLY).psn(add(c.psn, 1)).reth(0, 0, 0))?;
+                let packets = [empty_write(&c, 0), empty_write(&c, 1)];
+                b.say(&packets[1])?;
                 b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
-                b.expect_unmoved(&mut c)?;
+                go_on(b, &mut c, &packets, 2)?;
             }
-            Ok(())
+            b.expect_unmoved(&mut c)
         },
     ),
     case(
@@ -77,29 +81,26 @@ pub(super) const CASES: &[Case] = &[
             let packets = super::responder::segments(&c, super::responder::Send, &bytes, 1024);
             b.say(&packets[0])?;
             b.say(&packets[2])?;
-            b.expect_nak(&c, add(c.psn, 1), Syndrome::NAK_SEQUENCE)?;
-            b.say(&packets[1])?;
-            b.say(&packets[2])?;
-            c.psn = add(c.psn, 2);
-            acked(b, &mut c)?;
+            c.psn = add(c.psn, 1);
+            b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
+            let rest: Vec<Packet> = packets.into_iter().skip(1).map(|packet| packet.ack_req(true)).collect();
+            go_on(b, &mut c, &rest, 1)?;
             b.expect_bytes(region, 0, &bytes)
         },
     ),
     case(
         "Gap of a READ request and of an atomic",
         "9.7.4.1.2",
-        "a READ, then a FETCH ADD, each one PSN ahead",
-        "sequence NAK; neither is executed",
+        "a READ, then a FETCH ADD, each one PSN ahead, then the expected packet, then the READ or FETCH ADD again",
+        "sequence NAK; neither is executed before its turn, and the FETCH ADD once",
         |b| {
             let mut c = b.connect(SETUP)?;
-            let region = b.region(64, crate::bench::ALL)?;
-            b.say(&c.request(Opcode::RC_READ_REQUEST).psn(add(c.psn, 1)).reth(region.addr, region.rkey, 8))?;
-            b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
-            b.expect_unmoved(&mut c)?;
-            b.say(&c.request(Opcode::RC_FETCH_ADD).psn(add(c.psn, 1)).atomic(region.addr, region.rkey, 1, 0))?;
-            b.expect_nak(&c, c.psn, Syndrome::NAK_SEQUENCE)?;
-            b.expect_unmoved(&mut c)?;
-            b.expect_bytes(region, 0, &[0; 8])
+            let region = b.region(64, ALL)?;
+            let read = c.request(Opcode::RC_READ_REQUEST).reth(region.addr, region.rkey, 8);
+            answered_behind_a_gap(b, &mut c, read, Opcode::RC_READ_RESPONSE_ONLY)?;
+            let add = c.request(Opcode::RC_FETCH_ADD).atomic(region.addr, region.rkey, 1, 0);
+            answered_behind_a_gap(b, &mut c, add, Opcode::RC_ATOMIC_ACKNOWLEDGE)?;
+            b.expect_bytes(region, 0, &1u64.to_ne_bytes())
         },
     ),
     case(
@@ -132,3 +133,53 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
 ];
+
+/// A WRITE of nothing, `ahead` of the next PSN.
+pub(super) fn empty_write(c: &Conn, ahead: u32) -> Packet {
+    c.request(Opcode::RC_WRITE_ONLY).psn(add(c.psn, ahead)).reth(0, 0, 0)
+}
+
+/// Says packets from the next PSN on, which end `messages` messages, each when the one before was answered: with an ACK of it or of
+/// some behind it. Where one behind it is missing still, and was not said again yet, a NAK for that is as good.
+pub(super) fn go_on(b: &mut Bench, c: &mut Conn, packets: &[Packet], messages: u32) -> Seen {
+    let last = add(c.psn, packets.len() as u32 - 1);
+    for packet in packets {
+        b.say(packet)?;
+        let heard = b.hear(c)?;
+        let at = Psn::new(heard.psn());
+        let said = at.diff(Psn::new(c.psn)) >= 0 && at.diff(Psn::new(last)) <= 0;
+        let good = match heard.headers.aeth.map(|aeth| aeth.syndrome) {
+            Some(Syndrome::NAK_SEQUENCE) => said && heard.psn() != c.psn,
+            Some(syndrome) => said && syndrome.is_ack(),
+            None => false,
+        };
+        must(good, || format!("answered {heard} to psn {:#08x} of up to {last:#08x}", c.psn))?;
+        c.psn = add(c.psn, 1);
+    }
+    c.msn += messages;
+    Ok(())
+}
+
+/// Says a READ or atomic one PSN ahead, then the missing packet, then the request again, which is answered once or twice.
+fn answered_behind_a_gap(b: &mut Bench, c: &mut Conn, request: Packet, answer: Opcode) -> Seen {
+    let (psn, request) = (add(c.psn, 1), request.psn(add(c.psn, 1)));
+    b.say(&request)?;
+    b.expect_nak(c, c.psn, Syndrome::NAK_SEQUENCE)?;
+    b.say(&empty_write(c, 0))?;
+    b.expect_ack(c, c.psn, c.msn + 1)?;
+    b.say(&request)?;
+    (c.psn, c.msn) = (add(psn, 1), c.msn + 2);
+    b.say(&empty_write(c, 0))?;
+    let mut answers = 0;
+    loop {
+        let heard = b.hear(c)?;
+        if heard.opcode() == Opcode::RC_ACKNOWLEDGE {
+            must(heard.psn() == c.psn && answers > 0, || format!("answered {heard}"))?;
+            (c.psn, c.msn) = (add(c.psn, 1), c.msn + 1);
+            return Ok(());
+        }
+        let same = heard.headers.atomic_ack.is_none_or(|old| old == 0) && heard.payload.iter().all(|byte| *byte == 0);
+        must(heard.opcode() == answer && heard.psn() == psn && same, || format!("answered {heard}"))?;
+        answers += 1;
+    }
+}

@@ -2,6 +2,7 @@
 
 use ferroce_wire::{Opcode, Syndrome};
 
+use super::order::{empty_write, go_on};
 use super::{Case, case};
 use crate::bench::{
     ALL, Bench, Conn, SETUP, Seen, WC_RECV, WC_RECV_WRITE_IMM, WC_WITH_IMM, add, departs, must, pattern, status,
@@ -157,16 +158,17 @@ pub(super) const CASES: &[Case] = &[
     case(
         "PSN wrap, gap and duplicate",
         "9.7.1, 9.7.5.1.3",
-        "at expected PSN 0: a packet with PSN 2, then one with 0xfffffe, which was before",
-        "a sequence NAK for 0, an ACK for the duplicate",
+        "at expected PSN 0: a packet with PSN 2, then one with 0xfffffe, which was before, then 0, 1 and 2",
+        "a sequence NAK for 0, an ACK for the duplicate; the rest is executed",
         |b| {
             let mut c = b.connect(Setup { rq_psn: 0xff_fffe, ..SETUP })?;
             b.expect_unmoved(&mut c)?;
-            let write = |psn| c.request(Opcode::RC_WRITE_ONLY).reth(0, 0, 0).psn(psn);
-            b.say(&write(2))?;
+            let packets = [0, 1, 2].map(|ahead| empty_write(&c, ahead));
+            b.say(&packets[2])?;
             b.expect_nak(&c, 0, Syndrome::NAK_SEQUENCE)?;
-            b.say(&write(0xff_fffe))?;
+            b.say(&c.request(Opcode::RC_WRITE_ONLY).reth(0, 0, 0).psn(0xff_fffe))?;
             b.expect_ack(&c, 0xff_ffff, 2)?;
+            go_on(b, &mut c, &packets, 3)?;
             b.expect_unmoved(&mut c)
         },
     ),
