@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ferroce_core::cq::News;
 use ferroce_core::{Cq, KeyTable, XrcSrq, mem};
 use ferroce_transport::{
-    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent, RecvWr, Sge, Span,
-    TagMatch, WcFlags, WcStatus, Window, WindowSignal,
+    Access, AtomicOp, Completion, Count, Drop, EarlyBudget, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent,
+    RecvWr, Sge, Span, TagMatch, WcFlags, WcStatus, Window, WindowSignal,
 };
 use smallvec::SmallVec;
 
@@ -22,6 +22,8 @@ pub(crate) struct QpHost<'a> {
     pub(crate) keys: &'a KeyTable,
     pub(crate) counters: &'a mut Counters,
     pub(crate) windows: &'a mut Windows,
+    /// What queue pairs of the lane keep of packets that come before their turn.
+    pub(crate) early: &'a Arc<EarlyBudget>,
     /// Completion queues whose moderation period began.
     pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
     /// Windows of a connected queue pair (RC, XRC).
@@ -203,6 +205,10 @@ impl Host for QpHost<'_> {
         if let Some(id) = self.id(window) {
             self.windows.lost(id, bytes);
         }
+    }
+
+    fn early_budget(&self) -> Arc<EarlyBudget> {
+        Arc::clone(self.early)
     }
 
     fn window_towards(&mut self, path: &PathAddr, qpn: u32) -> u32 {

@@ -25,7 +25,7 @@ use crate::cm::protocol::{CmReply, CmRequest};
 use crate::config::Limits;
 
 /// Version of this protocol; a service refuses others.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Longest request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 4096;

@@ -593,11 +593,11 @@ fn wrong_requests_are_answered_with_what_is_wrong() {
         };
         messages.iter().map(answer).fold(String::new(), |_, last| last)
     };
-    let hello = r#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"\u001b[31mred"}}}"#;
+    let hello = r#"{"id":1,"body":{"Hello":{"version":5,"pid":1,"program":"\u001b[31mred"}}}"#;
     assert!(ask(&[hello]).contains("Welcome"));
     assert!(ask(&[r#"{"id":9,"body":"LeaseLane"}"#]).contains("not Hello"));
     assert!(ask(&[hello, hello]).contains("a second Hello"));
-    assert!(ask(&[&hello.replace(":4,\"pid", ":7,\"pid")]).contains("protocol version 4, this program 7"));
+    assert!(ask(&[&hello.replace(":5,\"pid", ":7,\"pid")]).contains("protocol version 5, this program 7"));
     assert!(ask(&["GET / HTTP/1.1\r\n"]).contains("not a request"));
     assert!(ask(&[&" ".repeat(5000)]).contains("longer than 4096 bytes"));
     assert!(ask(&[hello, r#"{"id":2,"body":{"ReleaseLane":{"lane":5}}}"#]).contains("lane 5 is not leased to this"));

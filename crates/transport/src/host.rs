@@ -3,6 +3,7 @@
 use ferroce_wire::{Bth, Headers, Syndrome};
 use smallvec::SmallVec;
 
+use crate::EarlyBudget;
 use crate::timer::Nanos;
 use crate::verbs::{Access, Completion, MwBind, PathAddr, QpEvent, RecvWr, Sge};
 use std::sync::Arc;
@@ -231,6 +232,11 @@ pub trait Host: Memory {
     /// Bytes in flight were lost, and are sent again in their own place: as many stay in flight.
     fn window_lost(&mut self, window: Window, bytes: u32) {
         let _ = (window, bytes);
+    }
+
+    /// What queue pairs may keep together of packets that come before their turn. By itself each has a budget of its own.
+    fn early_budget(&self) -> Arc<EarlyBudget> {
+        Arc::default()
     }
 
     /// As [`window`](Host::window) for requests, where one queue pair sends to many: the window towards the lane of queue pair `qpn`

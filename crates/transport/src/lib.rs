@@ -72,7 +72,7 @@ pub use pacer::{RATE_LIMIT_MAX, RATE_LIMIT_MIN};
 pub use qp::Qp;
 pub use qp_state::{MAX_RD_ATOMIC, ModifyError};
 pub use raw::{FrameFate, MAX_FRAME, MIN_FRAME};
-pub use responder::MAX_RNDV_HDR;
+pub use responder::{EarlyBudget, MAX_RNDV_HDR};
 pub use timer::Nanos;
 pub use verbs::*;
 

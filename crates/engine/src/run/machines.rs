@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use ferroce_core::Cq;
 use ferroce_link::SendError;
-use ferroce_transport::{MemoryError, Nanos, Packet, Qp, QpState, QpType, Train, Window};
+use ferroce_transport::{EarlyBudget, MemoryError, Nanos, Packet, Qp, QpState, QpType, Train, Window};
 use ferroce_wire::{Headers, MULTICAST_QPN, Opcode};
 use smallvec::SmallVec;
 
@@ -76,6 +76,8 @@ pub(super) struct Machines {
     pub(super) slots: Slots,
     pub(super) timers: Timers,
     pub(super) windows: Windows,
+    /// What they keep together of packets that come before their turn.
+    early: Arc<EarlyBudget>,
     /// Queue pairs that may have something to transmit, in round-robin order.
     pub(super) active: VecDeque<u16>,
     /// Of these, those of RAW_PACKET whose turn came.
@@ -105,6 +107,7 @@ impl Machines {
             slots: Slots::new(2, SLOTS_PER_LANE as u16 - 1, seed),
             timers: Timers::default(),
             windows: Windows::new(),
+            early: Arc::default(),
             active: VecDeque::new(),
             frames: Vec::new(),
             relay,
@@ -132,6 +135,7 @@ impl Machines {
             keys: &shared.keys,
             counters: &mut entry.counters,
             windows: &mut self.windows,
+            early: &self.early,
             moderated: &mut self.moderated,
             own: entry.own,
             asked: [None; 2],

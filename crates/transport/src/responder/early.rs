@@ -7,6 +7,8 @@
 //! Kept packets have passed the ICRC and the admission of the queue pair; all other checks wait for their turn.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferroce_wire::{Headers, NetHeader, Psn};
 
@@ -17,6 +19,33 @@ use crate::host::Packet;
 const AHEAD_MAX: u32 = 1024;
 /// Most bytes of payload that one queue pair keeps: twice the window of a Ferroce end.
 const BYTES_MAX: usize = 512 << 10;
+
+/// Bytes of payload that queue pairs keep together: a peer with thousands of them shall not have a process keep gigabytes.
+#[derive(Debug, Default)]
+pub struct EarlyBudget {
+    kept: AtomicUsize,
+}
+
+impl EarlyBudget {
+    /// Most bytes.
+    pub const MAX: usize = 32 << 20;
+
+    /// Bytes that are kept now.
+    pub fn kept(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// False: there is no room.
+    fn take(&self, bytes: usize) -> bool {
+        let more = |kept: usize| kept.checked_add(bytes).filter(|kept| *kept <= EarlyBudget::MAX);
+        self.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        let before = self.kept.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(before >= bytes, "{bytes} of {before} bytes given back");
+    }
+}
 
 /// A packet that waits for its turn.
 #[derive(Debug)]
@@ -48,6 +77,7 @@ pub(super) enum Kept {
 pub(super) struct EarlyPackets {
     waiting: BTreeMap<u64, Early>,
     bytes: usize,
+    budget: Arc<EarlyBudget>,
     /// The PSN that was expected at the last look, and its place.
     expected: Psn,
     place: u64,
@@ -55,8 +85,8 @@ pub(super) struct EarlyPackets {
 
 impl EarlyPackets {
     /// None, as long as that is expected.
-    pub(super) fn new(expected: Psn) -> EarlyPackets {
-        EarlyPackets { waiting: BTreeMap::new(), bytes: 0, expected, place: 0 }
+    pub(super) fn new(expected: Psn, budget: Arc<EarlyBudget>) -> EarlyPackets {
+        EarlyPackets { waiting: BTreeMap::new(), bytes: 0, budget, expected, place: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -75,7 +105,7 @@ impl EarlyPackets {
         if self.waiting.contains_key(&place) {
             return Kept::Already;
         }
-        if self.bytes + len > BYTES_MAX {
+        if self.bytes + len > BYTES_MAX || !self.budget.take(len) {
             return Kept::No;
         }
         self.bytes += len;
@@ -91,7 +121,7 @@ impl EarlyPackets {
             && *first.key() <= self.place
         {
             let (place, early) = first.remove_entry();
-            self.bytes -= early.payload.len();
+            self.forget(early.payload.len());
             if place == self.place {
                 return Some(early);
             }
@@ -102,7 +132,12 @@ impl EarlyPackets {
 
     fn clear(&mut self) {
         self.waiting.clear();
-        self.bytes = 0;
+        self.forget(self.bytes);
+    }
+
+    fn forget(&mut self, bytes: usize) {
+        self.bytes -= bytes;
+        self.budget.give_back(bytes);
     }
 
     /// Notes how far the queue pair has come.
@@ -123,5 +158,45 @@ impl EarlyPackets {
         let (first, last) = (self.waiting.first_key_value(), self.waiting.last_key_value());
         assert!(first.is_none_or(|(place, _)| *place > self.place), "what waits is ahead");
         assert!(last.is_none_or(|(place, _)| *place <= self.place + u64::from(AHEAD_MAX)), "and not far");
+    }
+}
+
+impl Drop for EarlyPackets {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_wire::{Bth, Opcode};
+
+    use super::*;
+
+    #[test]
+    fn queue_pairs_keep_no_more_than_is_theirs_together() {
+        let budget = Arc::new(EarlyBudget::default());
+        let payload = vec![0; 4096];
+        let here = std::net::Ipv4Addr::LOCALHOST.into();
+        let net = NetHeader { src: here, dst: here, src_port: 0, tclass: 0, hop_limit: 64, udp_len: 4116, ifindex: 1 };
+        let keep = |early: &mut EarlyPackets, psn| {
+            let headers = Headers::new(Bth::new(Opcode::RC_SEND_MIDDLE, 7, Psn::new(psn)));
+            early.keep(Psn::new(0), 4096, &Packet { headers: &headers, payload: &payload, net: &net })
+        };
+        let of_each = BYTES_MAX / payload.len();
+        let mut all: Vec<EarlyPackets> = Vec::new();
+        for _ in 0..EarlyBudget::MAX / BYTES_MAX {
+            let mut early = EarlyPackets::new(Psn::new(0), Arc::clone(&budget));
+            assert!((1..=of_each as u32).all(|psn| keep(&mut early, psn) == Kept::Now));
+            assert_eq!(keep(&mut early, of_each as u32 + 1), Kept::No, "one has its own limit");
+            all.push(early);
+        }
+        assert_eq!(budget.kept(), EarlyBudget::MAX);
+        let mut further = EarlyPackets::new(Psn::new(0), Arc::clone(&budget));
+        assert_eq!(keep(&mut further, 1), Kept::No);
+        assert!(all[0].take(Psn::new(1)).is_some());
+        assert_eq!(keep(&mut further, 1), Kept::Now);
+        drop((all, further));
+        assert_eq!(budget.kept(), 0);
     }
 }

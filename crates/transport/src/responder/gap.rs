@@ -38,7 +38,7 @@ impl Responder {
             self.gap.goes_back = false;
         }
         self.gap.dropped &= self.nak_queued;
-        match self.keep(conn, packet) {
+        match self.keep(conn, packet, host) {
             Kept::Now => host.count(Count::RequestHeld, 1),
             Kept::Already => host.count(Count::DuplicateRequest, 1),
             Kept::No => {
@@ -70,11 +70,11 @@ impl Responder {
         Ok(())
     }
 
-    fn keep(&mut self, conn: Conn<'_>, packet: &Packet<'_>) -> Kept {
+    fn keep(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &impl Host) -> Kept {
         if self.gap.not_ready || self.gap.keeps_none {
             return Kept::No;
         }
-        let early = self.early.get_or_insert_with(|| Box::new(EarlyPackets::new(self.expected)));
+        let early = self.early.get_or_insert_with(|| Box::new(EarlyPackets::new(self.expected, host.early_budget())));
         let kept = early.keep(self.expected, conn.attr.path_mtu, packet);
         self.early.take_if(|early| early.is_empty());
         kept

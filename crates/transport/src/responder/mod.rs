@@ -19,6 +19,7 @@ use crate::receive::Receive;
 use crate::verbs::{QpAttr, QpEvent};
 use crate::wqe::Failure;
 
+pub use early::EarlyBudget;
 use early::EarlyPackets;
 use gap::Gap;
 pub use tags::MAX_RNDV_HDR;
