@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::process::{elapsed, print, run, say, watch};
-use crate::{checks, dist, interop, programs};
+use crate::{checks, dist, interop, programs, suite};
 
 /// Tests counted from the closing lines of `cargo test` and of the program matrix.
 #[derive(Default)]
@@ -81,6 +81,7 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
             }
             Ok(())
         }),
+        ("rdma-core's own tests", |root, tally| suite::smoke(root, |line| tally.look(line))),
         ("stock programs, a small set", |root, tally| programs::smoke(root, |line| tally.look(line))),
         ("stock programs between Ferroce and a Linux kernel in QEMU, a small set", |root, tally| {
             interop::smoke(root, |line| tally.look(line))

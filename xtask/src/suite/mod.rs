@@ -67,13 +67,24 @@ pub(crate) fn suite(root: &Path, args: &SuiteArgs) -> Result<()> {
             if args.write && round == 1 && !each {
                 lists.write_passed(root, &ended)?;
             }
-            let count = |outcome| ended.iter().filter(|ended| ended.outcome == outcome).count();
-            let (passed, skipped, failed) = (count(Outcome::Passed), count(Outcome::Skipped), count(Outcome::Failed));
-            print(format_args!("{name}: {passed} passed, {skipped} skipped, {failed} failed"));
-            complaints.add(&name, judge(&ended, &lists));
+            complaints.add(&name, &ended, &lists);
         }
     }
     complaints.conclude(args.rounds)
+}
+
+/// Release 44 once, with what is built; `look` is told how many passed, and how many were not as the lists have them.
+pub(crate) fn smoke(root: &Path, mut look: impl FnMut(&str)) -> Result<()> {
+    let lists = Lists::read(root, 44)?;
+    let ended = Place::here(&dist::folder(root)?, None)?.execute(root, false)?;
+    let mut complaints = Complaints::default();
+    complaints.add("all in one run", &ended, &lists);
+    look(&format!("{} passed, {} failed", count(&ended, Outcome::Passed), complaints.total));
+    complaints.conclude(1)
+}
+
+fn count(ended: &[Ended], outcome: Outcome) -> usize {
+    ended.iter().filter(|ended| ended.outcome == outcome).count()
 }
 
 /// What was wrong, in how many runs.
@@ -84,9 +95,12 @@ struct Complaints {
 }
 
 impl Complaints {
-    /// Tells what was wrong in a run, at once.
-    fn add(&mut self, run: &str, wrong: Vec<list::Wrong>) {
-        for list::Wrong { subject, what } in wrong {
+    /// Tells how a run ended, and what was wrong in it, at once.
+    fn add(&mut self, run: &str, ended: &[Ended], lists: &Lists) {
+        let [passed, skipped, failed] =
+            [Outcome::Passed, Outcome::Skipped, Outcome::Failed].map(|outcome| count(ended, outcome));
+        print(format_args!("{run}: {passed} passed, {skipped} skipped, {failed} failed"));
+        for list::Wrong { subject, what } in judge(ended, lists) {
             print(format_args!("FAILED {run}: {subject} {what}"));
             *self.by_subject.entry(subject).or_default() += 1;
             self.total += 1;
