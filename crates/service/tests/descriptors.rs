@@ -130,8 +130,8 @@ fn answer(socket: &OwnedFd) -> String {
     String::from_utf8_lossy(&buffer[..len]).into_owned()
 }
 
-const HELLO: &[u8] = br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"hostile"}}}"#;
-const HELLO_AGAIN: &[u8] = br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"hostile","again":true}}}"#;
+const HELLO: &[u8] = br#"{"id":1,"body":{"Hello":{"version":5,"pid":1,"program":"hostile"}}}"#;
+const HELLO_AGAIN: &[u8] = br#"{"id":1,"body":{"Hello":{"version":5,"pid":1,"program":"hostile","again":true}}}"#;
 const LEASE: &[u8] = br#"{"id":2,"body":{"Lease":{"lane":5}}}"#;
 const RECLAIM: &[u8] = br#"{"id":2,"body":{"Reclaim":{"lane":5,"lease":6}}}"#;
 

@@ -610,7 +610,7 @@ fn a_client_that_reads_nothing_is_dropped() {
     let (_service, options) = host();
     let client = connect(&options);
     let raw = Raw::new(&options);
-    raw.send(br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"deaf"}}}"#);
+    raw.send(br#"{"id":1,"body":{"Hello":{"version":5,"pid":1,"program":"deaf"}}}"#);
     let request = br#"{"id":2,"body":{"Status":{"from":0}}}"#;
     let ended = (0..1_000_000).any(|_| rustix::net::send(&raw.0, request, SendFlags::NOSIGNAL).is_err());
     assert!(ended);
@@ -663,7 +663,7 @@ proptest! {
 
 /// Requests as they should be, as they nearly are, and noise.
 fn message() -> impl Strategy<Value = Vec<u8>> {
-    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":4,"pid":1,"program":"p"}}}"#.to_vec());
+    let hello = Just(br#"{"id":1,"body":{"Hello":{"version":5,"pid":1,"program":"p"}}}"#.to_vec());
     let lease = Just(br#"{"id":2,"body":"LeaseLane"}"#.to_vec());
     let release =
         any::<u16>().prop_map(|lane| format!(r#"{{"id":3,"body":{{"ReleaseLane":{{"lane":{lane}}}}}}}"#).into());
