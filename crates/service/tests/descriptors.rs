@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -13,57 +13,29 @@ use ferroce_service::protocol::{RingCall, RingStep};
 use ferroce_service::server::{Hosted, ServerOptions, Service};
 use ferroce_testkit::{free_name, free_port};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, sockopt,
-};
+use rustix::net::sockopt;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-/// A connection whose closing waits for the other end, which reads nothing.
-struct Lingering {
-    socket: OwnedFd,
-    /// Its end ends the waiting.
-    other_end: TcpStream,
-}
+use self::lingering::{Lingering, send};
 
-impl Lingering {
-    fn new() -> Lingering {
-        // Longer than any answer of a service is waited for, and not so long that a test which fails takes for ever.
-        const LONG: Duration = Duration::from_secs(120);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (other_end, _) = listener.accept().unwrap();
-        socket.set_nonblocking(true).unwrap();
-        while std::io::Write::write(&mut &socket, &[0; 65_536]).is_ok() {}
-        sockopt::set_socket_linger(&socket, Some(LONG)).unwrap();
-        Lingering { socket: socket.into(), other_end }
-    }
+mod lingering;
 
-    /// Sends it as the last one of several. None: this process had the last copy, as the service was faster. What the kernel does not let
-    /// through harms nobody.
-    fn send(self, to: OwnedFd, bytes: &[u8], pidfds: usize) -> Option<TcpStream> {
-        let (bytes, (closed, wait)) = (bytes.to_vec(), mpsc::channel());
-        let Lingering { socket, other_end } = self;
-        std::thread::spawn(move || {
-            let pidfds: Vec<OwnedFd> =
-                (0..pidfds).map(|_| pidfd_open(getpid(), PidfdFlags::empty()).unwrap()).collect();
-            let descriptors: Vec<_> = pidfds.iter().chain([&socket]).map(AsFd::as_fd).collect();
-            if let Err(errno) = send(&to, &bytes, &descriptors) {
-                assert!(matches!(errno, Errno::PERM | Errno::PIPE | Errno::CONNRESET), "{errno}");
-                sockopt::set_socket_linger(&socket, None).unwrap();
-            }
-            drop(socket);
-            closed.send(())
-        });
-        wait.recv_timeout(Duration::from_secs(5)).ok().map(|()| other_end)
-    }
-}
-
-fn send(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
-    rustix::net::sendmsg(to, &[std::io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+/// Sends a lingering connection as the last one of several. None: this process had the last copy, as the service was faster. What the kernel does not let
+/// through harms nobody.
+fn send_last(to: OwnedFd, bytes: &[u8], pidfds: usize) -> Option<TcpStream> {
+    let (bytes, (closed, wait)) = (bytes.to_vec(), mpsc::channel());
+    let Lingering { socket, other_end } = Lingering::new();
+    std::thread::spawn(move || {
+        let pidfds: Vec<OwnedFd> = (0..pidfds).map(|_| pidfd_open(getpid(), PidfdFlags::empty()).unwrap()).collect();
+        let descriptors: Vec<_> = pidfds.iter().chain([&socket]).map(AsFd::as_fd).collect();
+        if let Err(errno) = send(&to, &bytes, &descriptors) {
+            assert!(matches!(errno, Errno::PERM | Errno::PIPE | Errno::CONNRESET), "{errno}");
+            sockopt::set_socket_linger(&socket, None).unwrap();
+        }
+        drop(socket);
+        closed.send(())
+    });
+    wait.recv_timeout(Duration::from_secs(5)).ok().map(|()| other_end)
 }
 
 /// A service, a program that it serves, and the other ends of what was sent to it.
@@ -91,7 +63,7 @@ impl Scene {
 
     /// Sends what lingers, after so many pidfds, to a new one of the service's sockets.
     fn send_only<S: AsFd>(&self, to: impl Fn() -> S, bytes: &[u8], pidfds: usize) {
-        let attempt = |_| Lingering::new().send(rustix::io::dup(to()).unwrap(), bytes, pidfds);
+        let attempt = |_| send_last(rustix::io::dup(to()).unwrap(), bytes, pidfds);
         let other_end = (0..10).find_map(attempt).expect("the service gets a last copy");
         self.other_ends.borrow_mut().push(other_end);
     }
@@ -103,10 +75,7 @@ impl Scene {
     }
 
     fn connect(&self) -> OwnedFd {
-        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        let address = SocketAddrUnix::new_abstract_name(self.options.name.as_bytes()).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
-        socket
+        lingering::connect(&self.options.name)
     }
 
     /// A connection that has said `Hello`.

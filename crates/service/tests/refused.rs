@@ -1,16 +1,18 @@
 //! Connections with descriptors whose closing waits, on kernels where sockets cannot refuse them. In a program of its own: it counts
 //! its descriptors, among which are the service's.
 
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ferroce_service::client::{Client, StartOptions};
 use ferroce_service::server::{ServerOptions, Service};
 use ferroce_testkit::{free_name, free_port};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, sockopt,
-};
+use rustix::net::sockopt;
+
+use self::lingering::Lingering;
+
+mod lingering;
 
 /// More than the service keeps for one user until they are closed.
 const CONNECTIONS: usize = 200;
@@ -45,32 +47,11 @@ fn descriptors() -> usize {
 
 /// Sends a connection's last copy whose closing waits for the other end. Gives that.
 fn send_lingering(options: &StartOptions) -> TcpStream {
-    const LONG: Duration = Duration::from_secs(120);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
-    let lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (other_end, _) = listener.accept().unwrap();
-    lingering.set_nonblocking(true).unwrap();
-    while std::io::Write::write(&mut &lingering, &[0; 65_536]).is_ok() {}
-    let connection = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    let address = SocketAddrUnix::new_abstract_name(options.name.as_bytes()).unwrap();
-    rustix::net::connect(&connection, &address).unwrap();
-    if send(&connection, &lingering).is_ok() {
-        sockopt::set_socket_linger(&lingering, Some(LONG)).unwrap();
+    let Lingering { socket, other_end } = Lingering::new();
+    if lingering::send(lingering::connect(&options.name), b"garbage", &[socket.as_fd()]).is_err() {
+        sockopt::set_socket_linger(&socket, None).unwrap();
     }
-    close(lingering.into());
+    // The service may have closed its copy already: then this is the last one.
+    std::thread::spawn(move || drop(socket));
     other_end
-}
-
-/// The service may have closed its copy already: then this is the last one.
-fn close(lingering: OwnedFd) {
-    std::thread::spawn(move || drop(lingering));
-}
-
-fn send(to: &OwnedFd, descriptor: impl AsFd) -> rustix::io::Result<()> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    rustix::net::sendmsg(to, &[std::io::IoSlice::new(b"garbage")], &mut control, SendFlags::NOSIGNAL).map(drop)
 }

@@ -123,6 +123,10 @@ const CHANNELS: Good = Good {
     errno: libc::EMFILE,
 };
 
+/// Multicast groups of lanes without sockets, which have the service's together.
+const GROUPS_V4: &str = "IPv4 groups of lanes without sockets (net.ipv4.igmp_max_memberships says how many there are)";
+const GROUPS_V6: &str = "IPv6 groups of lanes without sockets";
+
 /// How much of a good is taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
@@ -344,7 +348,7 @@ impl Service {
         let peer = self.clients[&id].peer;
         let most = groups_max(wanted.0);
         let good = Good {
-            what: "multicast groups of lanes without sockets",
+            what: if wanted.0.is_ipv4() { GROUPS_V4 } else { GROUPS_V6 },
             keys: ["process.groups", "user.groups"],
             times: 1,
             most,
