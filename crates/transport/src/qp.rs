@@ -268,7 +268,7 @@ impl Qp {
             }
             Machines::Rc { requester, responder, .. } => {
                 establish(&mut self.established, conn, host);
-                let outcome = responder.handle_packet(conn, packet, host);
+                let outcome = responder.handle_packet(now, conn, packet, host);
                 for rendezvous in responder.take_rendezvous() {
                     requester.fetch(&rendezvous);
                 }
@@ -387,7 +387,8 @@ impl Qp {
             pacer.handle_timeout(now);
         }
         match &mut self.machines {
-            Machines::Rc { requester, .. } => {
+            Machines::Rc { requester, responder, .. } => {
+                responder.handle_timeout(now);
                 let outcome = requester.handle_timeout(now, conn!(self), host);
                 self.settle(outcome, host);
             }
@@ -468,7 +469,9 @@ impl Qp {
 
     fn machines_timeout(&self) -> Option<Nanos> {
         match &self.machines {
-            Machines::Rc { requester, .. } => requester.next_timeout(),
+            Machines::Rc { requester, responder, .. } => {
+                requester.next_timeout().into_iter().chain(responder.next_timeout()).min()
+            }
             Machines::Uc { sender, .. } | Machines::Ud { sender, .. } => sender.next_timeout(),
             Machines::Raw(frames) => frames.next_timeout(),
         }
@@ -489,9 +492,9 @@ impl Qp {
 
     /// Until its next RESET an RC queue pair drops requests that come before their turn, as kernel rxe and cards do.
     #[cfg(any(test, feature = "testing"))]
-    pub fn go_back_n(&mut self) {
+    pub fn go_back_n(&mut self, on: bool) {
         if let Machines::Rc { responder, .. } = &mut self.machines {
-            responder.go_back_n();
+            responder.go_back_n(on);
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ferroce_transport::{
-    Access, AtomicOp, Completion, Count, Drop, Host, Memory, MemoryError, Nanos, PathAddr, QpEvent, QpType, RecvWr,
-    Sge, Span, WcStatus, Window, WindowSignal,
+    Access, AtomicOp, Completion, Count, Drop, EarlyBudget, Host, Memory, MemoryError, Nanos, PathAddr, QpEvent,
+    QpType, RecvWr, Sge, Span, WcStatus, Window, WindowSignal,
 };
 
 use crate::coverage::{Coverage, Met};
@@ -426,6 +427,10 @@ impl Host for SimHost<'_> {
         if let Some(id) = self.id(window) {
             self.windows.lost(id, bytes);
         }
+    }
+
+    fn early_budget(&self) -> Arc<EarlyBudget> {
+        Arc::clone(&self.windows.early)
     }
 
     fn window_towards(&mut self, path: &PathAddr, qpn: u32) -> u32 {

@@ -503,7 +503,7 @@ impl World {
         };
         self.modify_with(qp, &attr, QpAttrMask::STATE | to_rtr);
         if conn.goes_back[self.qps[qp].end] {
-            self.qps[qp].machine.go_back_n();
+            self.qps[qp].machine.go_back_n(true);
         }
         let attr = QpAttr { state: QpState::Rts, ..attr };
         self.modify_with(qp, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | to_rts);

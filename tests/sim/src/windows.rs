@@ -1,7 +1,9 @@
 //! Congestion windows of a node, as the engine keeps them for a lane: one for each destination, one for what was asked for.
 
-use ferroce_transport::WindowSignal;
+use std::sync::Arc;
+
 use ferroce_transport::cc::{Aimd, CongestionControl};
+use ferroce_transport::{EarlyBudget, WindowSignal};
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -16,6 +18,8 @@ pub(crate) type WindowId = usize;
 #[derive(Debug)]
 pub(crate) struct Windows {
     entries: Vec<Entry>,
+    /// What all queue pairs of the node keep of early packets.
+    pub(crate) early: Arc<EarlyBudget>,
 }
 
 impl Windows {
@@ -23,7 +27,7 @@ impl Windows {
     pub(crate) const RESPONSES: WindowId = 0;
 
     pub(crate) fn new(nodes: usize) -> Windows {
-        Windows { entries: (0..=nodes).map(|_| Entry::default()).collect() }
+        Windows { entries: (0..=nodes).map(|_| Entry::default()).collect(), early: Arc::default() }
     }
 
     /// The window towards a node.

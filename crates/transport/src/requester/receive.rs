@@ -104,7 +104,12 @@ impl Requester {
             }
             let (repairing, probed) = (self.repair.is_open(self.answered), self.probe == Probe::Sent);
             let reached = self.advance(now, at + 1, conn, host);
-            self.repair.told(self.answered, false);
+            if self.queue.front().is_some_and(|wqe| wqe.needs_response()) {
+                // No ACK tells of what is behind that.
+                self.repair.end_trial();
+            } else {
+                self.repair.told(self.answered, false);
+            }
             return match reached {
                 Reached::All if repairing || probed => self.look_behind((repairing, probed), now, conn, host),
                 Reached::All => Ok(()),

@@ -20,6 +20,9 @@ const RUN_FIRST: u8 = 1;
 /// again.
 const RUN_SECOND: u8 = 8;
 
+/// A responder that drops packets behind a gap is tried anew after so many losses: it may have had no room for them just then.
+const LOSSES_PER_TRIAL: u8 = 16;
+
 /// What the responder does with packets behind a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Peer {
@@ -27,8 +30,8 @@ enum Peer {
     Unknown,
     /// It keeps them.
     Keeps,
-    /// It drops them.
-    GoesBack,
+    /// It drops them; so many losses ago that showed.
+    GoesBack(u8),
 }
 
 /// How losses are repaired. Places are those among all PSNs of the requester.
@@ -81,7 +84,7 @@ impl Repair {
     /// An ACK came (or a NAK of a sequence error, `gap`) by which `answered` PSNs have their answers.
     pub(super) fn told(&mut self, answered: u64, gap: bool) {
         if self.trial && answered == self.next + 1 {
-            (self.peer, self.trial) = (if gap { Peer::Keeps } else { Peer::GoesBack }, false);
+            (self.peer, self.trial) = (if gap { Peer::Keeps } else { Peer::GoesBack(0) }, false);
         }
     }
 
@@ -131,12 +134,18 @@ impl Requester {
                     self.repeat_lost(now, conn, host)
                 }
             },
-            Peer::Unknown if plain && self.in_flight > 1 => {
+            // A responder keeps nothing before the first packet of all.
+            Peer::Unknown if plain && self.in_flight > 1 && self.answered > 0 => {
                 self.repeat_lost(now, conn, host)?;
                 (self.repair.trial, self.repair.next) = (true, self.answered);
                 Ok(())
             }
-            _ => self.repeat_lost(now, conn, host),
+            Peer::GoesBack(losses) => {
+                let next = losses + 1;
+                self.repair.peer = if next < LOSSES_PER_TRIAL { Peer::GoesBack(next) } else { Peer::Unknown };
+                self.repeat_lost(now, conn, host)
+            }
+            Peer::Keeps | Peer::Unknown => self.repeat_lost(now, conn, host),
         }
     }
 

@@ -1,8 +1,9 @@
 //! RC responder: packets are missing.
 //!
-//! One NAK tells of each gap (IBA 9.7.5.2.4). A gap that closes may show another behind it: a requester that sent only what was missing
-//! learns of that one at once, for it waits; one that goes back (kernel rxe, cards) is about to send what is missing there too, and hears
-//! of it only if it does not.
+//! One NAK tells of each gap (IBA 9.7.5.2.4). A gap that closes may show another behind it, and a part of one may be missing still when
+//! its first packet came: a requester that sent only what was missing, and asks, learns of that at once, for it waits. One that goes back
+//! (kernel rxe, cards) is about to send what is missing there too: a gap is told of no more than once again while it becomes narrower,
+//! and the next one only if it does not.
 
 use ferroce_wire::{Psn, Syndrome};
 
@@ -11,6 +12,7 @@ use super::{Reply, Responder};
 use crate::decode::request;
 use crate::host::{Count, Drop, Host, Packet};
 use crate::qp::{Conn, Outcome};
+use crate::timer::Nanos;
 
 /// What is known of the present gap, and of who has to fill it.
 #[derive(Debug, Default)]
@@ -25,6 +27,11 @@ pub(super) struct Gap {
     behind: Psn,
     /// The requester goes back.
     goes_back: bool,
+    /// The present gap was told of once more when a part of it had come.
+    narrowed: bool,
+    /// A packet came in its turn since the queue pair is ready to receive. Before that nothing is kept: what is ahead may be of the
+    /// connection before, which had the same PSNs.
+    pub(super) begun: bool,
     /// The NAK that waits stands for an ACK, too.
     acknowledges: bool,
     /// For tests: nothing is kept.
@@ -33,12 +40,13 @@ pub(super) struct Gap {
 
 impl Responder {
     /// A packet ahead of the expected one.
-    pub(super) fn came_early(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) {
+    pub(super) fn came_early(&mut self, now: Nanos, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) {
         if std::mem::take(&mut self.gap.closed) {
             self.gap.goes_back = false;
         }
         self.gap.dropped &= self.nak_queued;
-        match self.keep(conn, packet, host) {
+        self.gap.narrowed &= self.early.is_some();
+        match self.keep(now, conn, packet, host) {
             Kept::Now => host.count(Count::RequestHeld, 1),
             Kept::Already => host.count(Count::DuplicateRequest, 1),
             Kept::No => {
@@ -60,8 +68,14 @@ impl Responder {
             }
             self.in_turn(request, conn, &packet, host)?;
         }
+        self.gap.narrowed &= !self.gap.closed;
+        let asks = matches!(self.replies.back(), Some(Reply::Ack { .. }));
+        if asks {
+            // Its answer stands for what was behind it, too.
+            self.queue_ack(self.acked);
+        }
         if self.early.is_some() {
-            if !self.gap.goes_back {
+            if asks && !self.gap.goes_back && (self.gap.closed || !std::mem::replace(&mut self.gap.narrowed, true)) {
                 self.report_next_gap(host);
             }
         } else if self.nak_queued && !self.gap.dropped {
@@ -70,12 +84,12 @@ impl Responder {
         Ok(())
     }
 
-    fn keep(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &impl Host) -> Kept {
-        if self.gap.not_ready || self.gap.keeps_none {
+    fn keep(&mut self, now: Nanos, conn: Conn<'_>, packet: &Packet<'_>, host: &impl Host) -> Kept {
+        if self.gap.not_ready || self.gap.keeps_none || !self.gap.begun {
             return Kept::No;
         }
         let early = self.early.get_or_insert_with(|| Box::new(EarlyPackets::new(self.expected, host.early_budget())));
-        let kept = early.keep(self.expected, conn.attr.path_mtu, packet);
+        let kept = early.keep(now, self.expected, conn.attr.path_mtu, packet);
         self.early.take_if(|early| early.is_empty());
         kept
     }
@@ -113,15 +127,22 @@ impl Responder {
         }
     }
 
-    /// The NAK for a gap that showed when another closed. It says what an ACK directly before it does.
+    /// The NAK for what is missing still, in place of the ACK that was asked for: it says that, too.
     fn report_next_gap(&mut self, host: &mut impl Host) {
         if !self.nak_sent {
-            let acknowledges = matches!(self.replies.back(), Some(Reply::Ack { .. }));
-            if acknowledges {
-                self.replies.pop_back();
-            }
-            self.queue_gap_nak(acknowledges, host);
+            self.replies.pop_back();
+            self.queue_gap_nak(true, host);
         }
+    }
+
+    /// When [`Responder::handle_timeout`] wants to be called.
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        self.early.as_ref().map(|early| early.until())
+    }
+
+    /// Forgets what came early if what is missing did not come in time.
+    pub(crate) fn handle_timeout(&mut self, now: Nanos) {
+        self.early.take_if(|early| early.until() <= now);
     }
 
     fn queue_gap_nak(&mut self, acknowledges: bool, host: &mut impl Host) {
@@ -132,7 +153,7 @@ impl Responder {
 
     /// There is nothing to tell any more.
     fn withdraw_nak(&mut self) {
-        self.replies.retain(|reply| !matches!(reply, Reply::Nak { syndrome: Syndrome::NAK_SEQUENCE, .. }));
+        self.replies.retain(|reply| !reply.is_sequence_nak());
         (self.nak_queued, self.nak_sent) = (false, false);
         if std::mem::take(&mut self.gap.acknowledges) {
             self.queue_ack(self.acked);

@@ -81,6 +81,12 @@ enum Reply {
     Read(ReadReply),
 }
 
+impl Reply {
+    fn is_sequence_nak(&self) -> bool {
+        matches!(self, Reply::Nak { syndrome: Syndrome::NAK_SEQUENCE, .. })
+    }
+}
+
 /// What is left of a READ's answer.
 #[derive(Clone, Copy, Debug)]
 struct ReadReply {
@@ -212,10 +218,10 @@ impl Responder {
         self.msn = msn;
     }
 
-    /// Drops what comes before its turn, as kernel rxe and cards do.
+    /// Drops what comes before its turn, as kernel rxe and cards do, or keeps it.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn go_back_n(&mut self) {
-        self.gap.keeps_none = true;
+    pub(crate) fn go_back_n(&mut self, on: bool) {
+        self.gap.keeps_none = on;
     }
 
     /// What holds between inputs, whatever comes.
@@ -225,10 +231,7 @@ impl Responder {
         assert_eq!(owed, self.replies_owed);
         assert!(self.replies_owed <= Self::depth(attr) && self.saved.len() <= Self::depth(attr));
         assert!(self.replies.len() - self.replies_owed <= reply::REPLIES_MAX + 1, "{} answers", self.replies.len());
-        let naks = self
-            .replies
-            .iter()
-            .filter(|reply| matches!(reply, Reply::Nak { syndrome, .. } if *syndrome == Syndrome::NAK_SEQUENCE));
+        let naks = self.replies.iter().filter(|reply| reply.is_sequence_nak());
         assert_eq!(naks.count(), usize::from(self.nak_queued));
         assert!(self.nak_sent || !self.nak_queued);
         if let Some(early) = &self.early {

@@ -48,7 +48,7 @@ impl Responder {
         match self.replies.back_mut() {
             // The later one is the one to obey.
             Some(last @ Reply::Nak { .. }) => {
-                if matches!(last, Reply::Nak { syndrome: Syndrome::NAK_SEQUENCE, .. }) {
+                if last.is_sequence_nak() {
                     self.nak_queued = false;
                 }
                 *last = nak;
@@ -63,6 +63,12 @@ impl Responder {
     pub(super) fn owe(&mut self, reply: Reply) {
         self.replies_owed += 1;
         self.replies.push_back(reply);
+        if self.nak_queued
+            && let Some(at) = self.replies.iter().position(Reply::is_sequence_nak)
+        {
+            // It tells of what is behind this request, too.
+            self.replies.remove(at).into_iter().for_each(|nak| self.replies.push_back(nak));
+        }
     }
 
     /// Puts the next answer into `out`.

@@ -8,6 +8,7 @@ use crate::decode::{Part, Request, length_fits, request};
 use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet};
 use crate::qp::{Conn, Outcome};
 use crate::receive::{self, Extras, Receive};
+use crate::timer::Nanos;
 use crate::verbs::{Access, Placement, QpInit, WcStatus};
 use crate::wqe::{Failure, MAX_MESSAGE, Wqe, vendor};
 
@@ -15,7 +16,13 @@ const INVALID: Syndrome = Syndrome::NAK_INVALID_REQUEST;
 
 impl Responder {
     /// Handles a request packet.
-    pub(crate) fn handle_packet(&mut self, conn: Conn<'_>, packet: &Packet<'_>, host: &mut impl Host) -> Outcome {
+    pub(crate) fn handle_packet(
+        &mut self,
+        now: Nanos,
+        conn: Conn<'_>,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+    ) -> Outcome {
         let bth = &packet.headers.bth;
         let ahead = bth.psn.diff(self.expected);
         let Some(request) = request(bth.opcode) else {
@@ -28,7 +35,7 @@ impl Responder {
             return Err(self.fatal(*fault, conn, host));
         };
         if ahead > 0 {
-            self.came_early(conn, packet, host);
+            self.came_early(now, conn, packet, host);
             return Ok(());
         }
         if ahead < 0 {
@@ -55,7 +62,7 @@ impl Responder {
         }
         // A NAK that still waits goes, from here on, unless the gap closes before.
         self.nak_sent = self.nak_queued;
-        self.gap.not_ready = false;
+        (self.gap.not_ready, self.gap.begun) = (false, true);
         self.execute(request, conn, packet, host).map_err(|fault| self.fatal(*fault, conn, host))
     }
 

@@ -31,7 +31,7 @@ fn five_arrived(pair: &Pair) {
 #[test]
 fn a_lost_packet_draws_one_nak_and_go_back_n() {
     let mut pair = Pair::new(QpType::Rc);
-    pair.b.qp.go_back_n();
+    pair.b.qp.go_back_n(true);
     pair.drop_nth(Who::A, &[2]);
     five_sends(&mut pair);
     pair.run();
@@ -46,7 +46,7 @@ fn a_lost_packet_draws_one_nak_and_go_back_n() {
 #[test]
 fn a_lost_middle_of_a_message_resumes_where_it_broke() {
     let mut pair = Pair::new(QpType::Rc);
-    pair.b.qp.go_back_n();
+    pair.b.qp.go_back_n(true);
     pair.drop_nth(Who::A, &[1]);
     pair.post(1, pair.write_op(0), 500_000, 5000);
     pair.run();
@@ -265,7 +265,7 @@ fn doubled_answers_are_ghosts() {
 fn a_nak_asks_for_what_is_missing_when_it_leaves() {
     // In one batch, packet 1 behind packet 2: packet 2 was dropped, and packet 1 is there.
     let mut pair = Pair::new(QpType::Rc);
-    pair.b.qp.go_back_n();
+    pair.b.qp.go_back_n(true);
     pair.b.post_recvs(100, 3, 0, 100);
     for psn in [0x1000, 0x1002, 0x1001] {
         let mut headers = Headers::new(Bth::new(O::RC_SEND_ONLY, 0, Psn::new(psn)));

@@ -54,7 +54,7 @@ impl<'a> Node<'a> {
         };
         let mut qp = Qp::new(QpInit { qpn: pair.qpn[own], qp_type, pd: 1, has_srq: false, max_send_wr: 128 });
         // As rxe does; what a queue pair keeps of what comes early would change the whole dialogue.
-        qp.go_back_n();
+        qp.go_back_n(true);
         self.played.push(Played::new(pair, self.end, qp));
         let (qp, mut host) = self.lend(self.played.len() - 1, false);
         for (state, mask) in to_rts(qp_type) {

@@ -152,7 +152,7 @@ pub(super) const CASES: &[Case] = &[
         "Duplicate in a gap",
         "9.7.5.1.3, 9.7.5.2.4",
         "after a sequence NAK: an old WRITE, then the expected one and those behind it",
-        "the duplicate is acknowledged, the others too",
+        "the duplicate is acknowledged, the others too, the first of them by an ACK or by a NAK for the next one",
         |b| {
             let mut c = b.connect(SETUP)?;
             b.expect_unmoved(&mut c)?;
