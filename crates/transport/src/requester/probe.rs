@@ -66,12 +66,13 @@ impl Answers {
         self.due > 0
     }
 
-    /// What answers a probe came. Tells whether it is one since the last start.
+    /// What answers a probe came. Tells whether it is one since the last start. Each is answered once: what else looks so is of duplicates, and
+    /// must not draw more of them.
     pub(super) fn take(&mut self) -> bool {
+        let fresh = self.due > 0 && self.stale == 0;
         self.due = self.due.saturating_sub(1);
-        let stale = self.stale > 0;
         self.stale = self.stale.saturating_sub(1);
-        !stale
+        fresh
     }
 }
 

@@ -194,6 +194,8 @@ impl Requester {
             return self.repeat_lost(now, conn, host);
         }
         let run = if self.repair.is_open(self.answered) { self.repair.run } else { RUN_FIRST };
+        // Other probes until now do not ask for what goes again.
+        self.answers.start_anew(self.answered);
         self.repair_from_here(run, now, conn, host)
     }
 

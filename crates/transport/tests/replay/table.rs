@@ -189,7 +189,6 @@ pub(crate) const KNOWN: &[Known] = &[
     known("rc-flush-loss-req", B, &["pair 0, frame 3: not sent: RC_ACKNOWLEDGE NAK 0x62"], FLUSH_ICRC),
     known("rc-flush-replay", B, &["pair 0, frame 2: not sent: RC_READ_RESPONSE_ONLY"], FLUSH_ICRC),
     known("rc-local-prot-error", A, &["pair 0, send completion of 1: status 4 instead of 5"], FLUSHED_FIRST),
-    known("rc-loss-first-write", A, &["pair 0, frame 6: AckReq true instead of false"], REPAIR_ALONE),
     known("rc-loss-middle", A, &["pair 0, frame 7: AckReq true instead of false"], REPAIR_ALONE),
     known(
         "rc-mw",
