@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferroce_abi::cm::{DETAIL_REQUEST, ferroce_cm_event};
@@ -26,9 +27,11 @@ pub(crate) enum Queued {
 }
 
 impl Queued {
-    pub(crate) fn id(&self) -> u64 {
+    /// The id without which nobody can be told of it: of a request the listener.
+    pub(crate) fn owner(&self) -> u64 {
         match self {
             Queued::Local { id, .. } | Queued::Joined { id, .. } => *id,
+            Queued::Service(event) if event.detail == DETAIL_REQUEST => event.listener,
             Queued::Service(event) => event.id,
         }
     }
@@ -60,6 +63,8 @@ pub(crate) struct ChannelObject {
     state: Mutex<State>,
     /// Held while ids are brought over to another service. Taken before all other locks.
     recovering: Mutex<()>,
+    /// An id was destroyed, and events of it may wait.
+    stale: AtomicBool,
 }
 
 struct State {
@@ -114,6 +119,7 @@ impl ChannelObject {
             wake,
             state: Mutex::new(state),
             recovering: Mutex::new(()),
+            stale: AtomicBool::new(false),
         });
         channel.watch(channel.wake.as_raw_fd())?;
         let service = channel.state().service;
@@ -263,6 +269,46 @@ impl ChannelObject {
         }
     }
 
+    /// An id of the channel was destroyed: events of it are nobody's.
+    pub(crate) fn forget_stale(&self, is_live: impl Fn(u64) -> bool) {
+        self.stale.store(true, Ordering::Relaxed);
+        self.drop_stale(is_live);
+    }
+
+    /// Drops events of destroyed ids up to the first one of a live id: what is left makes the descriptor readable rightly.
+    pub(crate) fn drop_stale(&self, is_live: impl Fn(u64) -> bool) {
+        if !self.stale.load(Ordering::Relaxed) {
+            return;
+        }
+        while let Some(owner) = self.owner_of_next() {
+            if is_live(owner) {
+                return;
+            }
+            self.drop_next(owner);
+        }
+        self.stale.store(false, Ordering::Relaxed);
+    }
+
+    /// Whose the next event is, if there is one.
+    fn owner_of_next(&self) -> Option<u64> {
+        let mut state = self.state();
+        if state.queue.is_empty()
+            && let Ok(Some(event)) = next_of_service(&state)
+        {
+            state.queue.push_back(event);
+            self.raise();
+        }
+        state.queue.front().map(Queued::owner)
+    }
+
+    /// Drops the next event, if it is still that of `owner`.
+    fn drop_next(&self, owner: u64) {
+        let mut state = self.state();
+        if state.queue.pop_front_if(|event| event.owner() == owner).is_some() && state.queue.is_empty() {
+            self.lower();
+        }
+    }
+
     /// Events of an id that is leaving for another channel, all that have come so far.
     pub(crate) fn take_events_of(&self, id: u64) -> Vec<Queued> {
         let mut state = self.state();
@@ -270,7 +316,7 @@ impl ChannelObject {
         while let Ok(Some(event)) = next_of_service(&state) {
             state.queue.push_back(event);
         }
-        let (theirs, rest): (Vec<_>, Vec<_>) = state.queue.drain(..).partition(|event| event.id() == id);
+        let (theirs, rest): (Vec<_>, Vec<_>) = state.queue.drain(..).partition(|event| event.owner() == id);
         state.queue = rest.into();
         match (had, state.queue.is_empty()) {
             (false, false) => self.raise(),

@@ -156,6 +156,12 @@ pub(crate) fn find(number: u64) -> Option<Counted> {
     Some(Counted(live.0))
 }
 
+/// Is there an id of this number?
+pub(crate) fn is_live(number: u64) -> bool {
+    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    table.as_ref().is_some_and(|table| table.contains_key(&number))
+}
+
 /// The live id that waits under a cookie, counted; it waits no more.
 pub(crate) fn done_asking(cookie: u64) -> Option<Counted> {
     let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -429,6 +435,8 @@ rdma! {
             unsafe { verbs::ferroce_cm_neighbour_cancel(cookie) };
         }
         object.forget_event();
+        let channel = Arc::clone(&object.inner().channel);
+        channel.forget_stale(is_live);
         let mut inner = object.inner();
         while inner.outstanding > 0 {
             inner = object.acked.wait(inner).unwrap_or_else(PoisonError::into_inner);

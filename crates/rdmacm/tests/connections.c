@@ -155,6 +155,49 @@ static void rejected(void)
 	rdma_destroy_event_channel(other);
 }
 
+static int is_readable(struct rdma_event_channel *channel)
+{
+	struct pollfd polled = { channel->fd, POLLIN, 0 };
+	return poll(&polled, 1, 0);
+}
+
+// What a destroyed id was not told of makes nobody believe that there is an event.
+static void unread(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	CHECK(channel && fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct rdma_cm_id *listener, *ids[3];
+	CHECK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(listener, (struct sockaddr *)&to) == 0 && rdma_listen(listener, 3) == 0);
+	to.sin_port = rdma_get_src_port(listener);
+	for (int i = 0; i < 3; i++) {
+		CHECK(rdma_create_id(channel, &ids[i], NULL, RDMA_PS_TCP) == 0);
+		CHECK(rdma_resolve_addr(ids[i], NULL, (struct sockaddr *)&to, 1000) == 0);
+	}
+	CHECK(rdma_destroy_id(ids[0]) == 0 && is_readable(channel));
+	// Behind an event that is read.
+	CHECK(rdma_destroy_id(ids[2]) == 0 && is_readable(channel));
+	struct rdma_cm_event *event = next(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(event->id == ids[1] && rdma_ack_cm_event(event) == 0);
+	CHECK(!is_readable(channel));
+	// What comes from the service.
+	CHECK(rdma_resolve_route(ids[1], 1000) == 0);
+	CHECK(rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ROUTE_RESOLVED)) == 0);
+	struct ibv_qp_init_attr attr = wanted();
+	attr.qp_type = IBV_QPT_RC;
+	CHECK(rdma_create_qp(ids[1], NULL, &attr) == 0 && rdma_connect(ids[1], NULL) == 0);
+	struct pollfd polled = { channel->fd, POLLIN, 0 };
+	CHECK(poll(&polled, 1, 60000) == 1);
+	CHECK(rdma_destroy_id(listener) == 0);
+	// Its request was refused, which the other end is told.
+	CHECK(rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_REJECTED)) == 0);
+	CHECK(!is_readable(channel));
+	rdma_destroy_qp(ids[1]);
+	CHECK(rdma_destroy_id(ids[1]) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 static void refused(void)
 {
 	struct sockaddr_in nowhere = { .sin_family = AF_INET, .sin_addr = { htonl(0xcb007101) } };
@@ -178,6 +221,7 @@ int main(void)
 {
 	synchronous();
 	rejected();
+	unread();
 	refused();
 	printf("good\n");
 	return 0;
