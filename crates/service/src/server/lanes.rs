@@ -186,10 +186,12 @@ impl Service {
         Ok(())
     }
 
-    /// The same for a client; 0 also if the lane is that of a user whose programs it is not told of.
+    /// The same for a client that wants a ring to it; 0 also if the lane is that of another user: a ring is the peer's to fill, and so
+    /// only for who could do the same to the program anyway.
     pub(super) fn lease_for(&self, id: u64, lane: u16) -> u64 {
         let holder = self.clients.values().find(|client| client.lanes.contains_key(&lane));
-        if holder.is_some_and(|holder| self.may_see(id, holder.peer.uid)) { self.lease_of(lane) } else { 0 }
+        let own = self.clients[&id].peer.uid;
+        if holder.is_some_and(|holder| holder.peer.uid == own) { self.lease_of(lane) } else { 0 }
     }
 
     /// One line for everything that happens to a lease.

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::{Holder, Service, SocketId, has_socket};
+use super::{Holder, Lend, Service, SocketId, has_socket};
 use crate::cm::Inbound;
 use crate::protocol::{RelayHeader, RingCall, RingStep};
 use crate::{seqpacket, sys};
@@ -177,8 +177,10 @@ impl Service {
             self.counters.drop_loop += 1;
             return;
         }
-        // A lease that has ended is not the one that was meant, though its lane may be another's by now.
-        let target = self.lanes.get(&call.lane).copied().filter(|socket| self.lends[socket].lease == call.lease);
+        // A lease that has ended is not the one that was meant, though its lane may be another's by now; and there are no rings between
+        // users.
+        let is_meant = |lend: &Lend| lend.lease == call.lease && lend.holder.uid == sender.holder.uid;
+        let target = self.lanes.get(&call.lane).copied().filter(|socket| is_meant(&self.lends[socket]));
         let Some(socket) = target else {
             self.counters.drop_no_lane += 1;
             return;
@@ -314,26 +316,28 @@ mod tests {
         let (first, _) = lane(&mut service, 8);
         let (second, _) = lane(&mut service, 8);
         let (other, _) = lane(&mut service, 9);
-        let (target, relay) = lane(&mut service, 10);
+        let [(target, relay), (of_other, _other_relay)] = [8, 9].map(|uid| lane(&mut service, uid));
         let memory = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let call = RingCall { step: RingStep::Offer, lane: target.lane, lease: target.lease, id: 7, wake: [9; 16] };
-        let offer = |service: &mut Service, sender: Sender| {
+        let offer_to = |service: &mut Service, target: &Sender, sender: Sender| {
             let before = service.counters;
+            let call = RingCall { step: RingStep::Offer, lane: target.lane, lease: target.lease, id: 7, wake: [9; 16] };
             service.pass_on(sender, &call, Some(&memory));
             let after = service.counters;
             (after.relay_out - before.relay_out, after.drop_limit - before.drop_limit)
         };
+        let offer = |service: &mut Service, sender| offer_to(service, &target, sender);
         let offers: Vec<_> = (0..5).map(|_| offer(&mut service, first)).collect();
         assert_eq!(offers, [(1, 0), (1, 0), (1, 0), (0, 1), (0, 1)], "of a program");
         let offers: Vec<_> = (0..3).map(|_| offer(&mut service, second)).collect();
         assert_eq!(offers, [(1, 0), (0, 1), (0, 1)], "of its user");
-        assert_eq!(offer(&mut service, other), (1, 0));
-        for _ in 0..5 {
+        assert_eq!(offer_to(&mut service, &of_other, other), (1, 0));
+        assert_eq!(offer(&mut service, other), (0, 0), "a ring is for programs of one user");
+        for _ in 0..4 {
             let received = seqpacket::recv(&relay, &mut [0; 64], rustix::net::RecvFlags::DONTWAIT).unwrap();
             assert_eq!(received.descriptors.len(), 1);
         }
         assert_eq!(offer(&mut service, first), (1, 0), "they were read");
-        assert_eq!(service.lends.values().map(|lend| lend.offers.len()).sum::<usize>(), 1);
+        assert_eq!(service.lends.values().map(|lend| lend.offers.len()).sum::<usize>(), 2, "and the other user's");
     }
 
     /// A program that has a socket of the group puts another program in the place of the service's.
