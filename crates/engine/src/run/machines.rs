@@ -129,9 +129,8 @@ impl Machines {
         f: impl FnOnce(&mut Qp, &mut QpHost<'_>) -> R,
     ) -> Option<R> {
         let entry = self.table.get_mut(usize::from(slot))?.as_deref_mut()?;
-        let qp = Arc::clone(&entry.qp);
         let mut host = QpHost {
-            qp: &qp,
+            qp: &entry.qp,
             keys: &shared.keys,
             counters: &mut entry.counters,
             windows: &mut self.windows,
@@ -253,7 +252,7 @@ impl Machines {
         });
         match received {
             None => self.strays.no_queue_pair += 1,
-            Some(_) if self.lazy.contains(&slot) => {}
+            Some(_) if !self.lazy.is_empty() && self.lazy.contains(&slot) => {}
             Some(true) if lazy && self.lazy.len() < LAZY_MAX => {
                 if self.lazy.is_empty() {
                     self.lazy_since = now;
