@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -55,6 +56,24 @@ pub(crate) fn port(storage: &sockaddr_storage) -> u16 {
         // SAFETY: as above.
         libc::AF_INET6 => unsafe { (*plain(storage).cast::<sockaddr_in6>()).sin6_port },
         _ => 0,
+    }
+}
+
+/// The same for people; None: it is no address.
+pub(crate) fn readable(storage: &sockaddr_storage) -> Option<SocketAddr> {
+    let port = u16::from_be(port(storage));
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: an address of this family; a storage is aligned for all of them.
+            let sin = unsafe { *plain(storage).cast::<sockaddr_in>() };
+            Some((Ipv4Addr::from_bits(u32::from_be(sin.sin_addr.s_addr)), port).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let sin6 = unsafe { *plain(storage).cast::<sockaddr_in6>() };
+            Some(SocketAddrV6::new(sin6.sin6_addr.s6_addr.into(), port, 0, sin6.sin6_scope_id).into())
+        }
+        _ => None,
     }
 }
 

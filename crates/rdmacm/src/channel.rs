@@ -304,8 +304,11 @@ impl ChannelObject {
     /// Drops the next event, if it is still that of `owner`.
     fn drop_next(&self, owner: u64) {
         let mut state = self.state();
-        if state.queue.pop_front_if(|event| event.owner() == owner).is_some() && state.queue.is_empty() {
-            self.lower();
+        if state.queue.front().is_some_and(|event| event.owner() == owner) {
+            state.queue.pop_front();
+            if state.queue.is_empty() {
+                self.lower();
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use ferroce_abi::{ibv_ah_attr, ibv_ece};
 
 use crate::abi::{QPT_UD, event, rdma_cm_event, rdma_conn_param, rdma_event_channel, rdma_event_param, rdma_ud_param};
 use crate::channel::{ChannelObject, Queued};
-use crate::entry::{Call, Refusal, enter, put};
+use crate::entry::{self, Call, Refusal, enter, put};
 use crate::id::{self, Counted, Fresh, IdObject};
 use crate::{addr, connect, device, multicast, qp, verbs};
 
@@ -134,6 +134,11 @@ fn from_service(said: &ferroce_cm_event) -> Option<*mut rdma_cm_event> {
         owner
     };
     let (code, status) = if listener { (said.event, said.status) } else { react(about, said) };
+    if !about.inner().is_sync
+        && let Some((errno, sentence)) = id::why_failed(about, code, status)
+    {
+        entry::note("rdma_connect\0", errno, sentence);
+    }
     let object = make(whose, about, code, status);
     // SAFETY: just made, and nobody else has it.
     let object = unsafe { &mut *object };

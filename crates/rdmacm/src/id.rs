@@ -10,13 +10,13 @@ use ferroce_abi::cm::{ferroce_cm_kept, ferroce_cm_path};
 use ferroce_abi::{ibv_ece, ibv_pd, ibv_qp_init_attr};
 
 use crate::abi::{
-    PS_IB, PS_IPOIB, PS_TCP, PS_UDP, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, event, rdma_cm_event,
-    rdma_cm_id, rdma_event_channel,
+    PS_IB, PS_IPOIB, PS_TCP, PS_UDP, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, rdma_cm_event, rdma_cm_id,
+    rdma_event_channel,
 };
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
 use crate::multicast::Join;
-use crate::{event as events, fork, recover, verbs};
+use crate::{addr, event as events, fork, recover, verbs, why};
 
 /// `struct rdma_cm_id` and what is behind it.
 #[repr(C)]
@@ -356,14 +356,20 @@ impl IdObject {
             (*c).event = came;
             ((*came).event, (*came).status)
         };
-        match status {
-            0 => Ok(0),
-            _ if code == event::REJECTED => {
-                Err(Refusal::new(libc::ECONNREFUSED, format!("the peer rejected the connection (reason {status})")))
-            }
-            status => Err(Refusal::new(status.abs(), format!("event {code} says {status}"))),
+        if status == 0 {
+            return Ok(0);
         }
+        let why = why_failed(self, code, status);
+        let (errno, sentence) = why.unwrap_or_else(|| (status.abs(), format!("event {code} says {status}")));
+        Err(Refusal::new(errno, sentence))
     }
+}
+
+/// What an event tells of a connection that did not come about.
+pub(crate) fn why_failed(id: &IdObject, code: u32, status: c_int) -> Option<(c_int, String)> {
+    // SAFETY: a field that is written before the id connects.
+    let peer = unsafe { (*id.as_ptr()).route.addr.dst };
+    why::failed(code, status, addr::readable(&peer))
 }
 
 /// Makes an id (`rdma_create_id`); without a channel a synchronous one.

@@ -40,3 +40,4 @@ pub mod qp;
 pub mod recover;
 pub mod rsocket;
 mod verbs;
+mod why;

@@ -96,7 +96,7 @@ pub(super) fn rping_persistent(world: &World<'_>) -> Result<(), Failure> {
 }
 
 /// A server of rdmacm-utils that does not end by itself.
-fn serve(world: &World<'_>, program: &str, args: &[&str]) -> Result<Running, Failure> {
+pub(super) fn serve(world: &World<'_>, program: &str, args: &[&str]) -> Result<Running, Failure> {
     let mut server = world.start("server", &world.wire.server, Identity::Ordinary, &[], program, args)?;
     server.wait_connectable(|| world.status(&world.wire.server, Identity::Ordinary, &[]), UNTIL_LISTENING)?;
     Ok(server)

@@ -111,6 +111,8 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("nobody-there", HOST_AND_VETH, wrong::nobody),
     scenario("absent-host", VETH, wrong::absent),
     scenario("absent-host-for-connections", VETH, wrong::absent_for_connections),
+    scenario("no-listener", HOST_AND_VETH, wrong::no_listener),
+    scenario("no-rdma-there", VETH, wrong::no_rdma_there),
     scenario("pingpong-without-gid", VETH, wrong::pingpong_without_gid),
     scenario("pingpong-gid-99", VETH, wrong::pingpong_gid_99),
     scenario("pingpong-mtu-4096", VETH, wrong::pingpong_mtu_4096),

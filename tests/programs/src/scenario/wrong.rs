@@ -65,6 +65,34 @@ pub(super) fn absent_for_connections(world: &World<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A port at which nobody listens: the event says so by a number, the library in words.
+pub(super) fn no_listener(world: &World<'_>) -> Result<(), Failure> {
+    let to = world.wire.server.address;
+    let port = crate::line::next_port();
+    // There is a connection manager, and it has a listener.
+    let _elsewhere = super::connections::serve(world, "rping", &["-s", "-a", to, "-p", &port.to_string()])?;
+    let nobody = crate::line::next_port();
+    let args = ["-c", "-a", to, "-p", &nobody.to_string(), "-C", "1"];
+    let client = world.start("client", &world.wire.client, Identity::Ordinary, LOG, "rping", &args)?;
+    let finished = ends_in_failure(client)?;
+    says(&finished, "RDMA_CM_EVENT_REJECTED, error 8")?;
+    says(&finished, &format!("no program listens at {to}:{nobody} (reason 8)"))
+}
+
+/// A host without RDMA: about a minute, as with Linux's, and then the event and the reason.
+pub(super) fn no_rdma_there(world: &World<'_>) -> Result<(), Failure> {
+    const LONG: Duration = Duration::from_secs(200);
+    // One without a service at its other end.
+    let wire = world.wire.place.make()?;
+    let fresh = World { wire: &wire, launcher: world.launcher };
+    let to = wire.server.address;
+    let args = ["-c", "-a", to, "-p", "7174", "-C", "1"];
+    let client = fresh.start("client", &wire.client, Identity::Ordinary, LOG, "rping", &args)?;
+    let finished = failed(client.wait(LONG)?)?;
+    says(&finished, "RDMA_CM_EVENT_UNREACHABLE, error -110")?;
+    says(&finished, &format!("no connection manager answers at {to}:7174"))
+}
+
 /// `ibv_rc_pingpong` without `-g`, the commonest fault of all: `ferroce run` says that a GID is needed.
 pub(super) fn pingpong_without_gid(world: &World<'_>) -> Result<(), Failure> {
     says(&failing_pingpong(world, &[])?, "GID")
@@ -192,7 +220,11 @@ fn failing_pingpong(world: &World<'_>, args: &[&str]) -> Result<Finished, Failur
 
 /// Waits for the end of a program that must fail, not hang and not crash.
 fn ends_in_failure(program: Running) -> Result<Finished, Failure> {
-    let finished = program.wait(SOON)?;
+    failed(program.wait(SOON)?)
+}
+
+/// An error unless it ended by itself, and not well.
+fn failed(finished: Finished) -> Result<Finished, Failure> {
     match finished.status.code() {
         // 255: programs of rdmacm-utils return -1.
         Some(code) if (1..126).contains(&code) || code == 255 => Ok(finished),
