@@ -15,10 +15,9 @@ use crate::{Direction, Frame, LinkStats};
 /// Receive buffers. Only the first bytes of each are touched when datagrams are small.
 const BUFFERS: usize = 32;
 /// Buffers offered when little was waiting: to offer one costs time even if it stays empty, and to look for a second datagram delays
-/// the first.
+/// the first. After a large one too: the answer to it shall be on its way while the next one is summed and stored, else both ends wait
+/// for each other in turn.
 const BUFFERS_IDLE: usize = 1;
-/// After a large datagram so many are received at once: they shall still be in the core's cache when they are summed and stored.
-const BUFFERS_LARGE: usize = 2;
 /// What counts as large.
 const LARGE: usize = 8192;
 
@@ -85,13 +84,7 @@ impl Receiver {
                     }
                     take(received, bytes, &mut self.paths, hooks, stats, sink);
                 }
-                self.ask = if largest >= LARGE {
-                    BUFFERS_LARGE
-                } else if count == ask {
-                    (2 * self.ask).min(BUFFERS)
-                } else {
-                    BUFFERS_IDLE
-                };
+                self.ask = if largest < LARGE && count == ask { (2 * self.ask).min(BUFFERS) } else { BUFFERS_IDLE };
                 read += count;
                 if count < ask || ask == BUFFERS_IDLE {
                     break;
