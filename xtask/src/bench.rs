@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: the table of README, measured anew on this machine.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +12,7 @@ use program_tests::net::{Namespace, join};
 use program_tests::{interrupt, net};
 use serde_json::Value;
 
-use crate::goals::GoalArgs;
+use crate::goals::{GoalArgs, Under};
 use crate::pair::{Running, free_port};
 use crate::process::{installed, print, say, show};
 use crate::{dist, goals};
@@ -178,14 +179,15 @@ fn measure(place: &Place, ferroce: &Path, seconds: f64, values: &mut Values) -> 
 
 /// TCP's rate in Gbit/s with writes of `size` bytes.
 fn iperf3(place: &Place, size: u32, seconds: f64) -> Result<f64> {
-    let report: Value = serde_json::from_str(&iperf3_pair(place, size, seconds)?).context("iperf3 printed no JSON")?;
+    let report: Value = serde_json::from_str(&iperf3_pair(place, size, seconds, &Under::default())?)
+        .context("iperf3 printed no JSON")?;
     Ok(number(&report["end"]["sum_received"]["bits_per_second"])? / 1e9)
 }
 
 /// What iperf3 tells of writes of `size` bytes, in JSON.
-pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64) -> Result<String> {
+pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64, under: &Under) -> Result<String> {
     let port = free_port()?.to_string();
-    let mut server = place.command(place.server.as_deref(), Path::new("iperf3"));
+    let mut server = place.command_under(place.server.as_deref(), &under.server, Path::new("iperf3"));
     let mut server = Running(
         server
             .args(["-s", "-1", "-p", &port, "--forceflush"])
@@ -202,7 +204,7 @@ pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64) -> Result<Stri
         }
     }
     let drain = std::thread::spawn(move || lines.map_while(Result::ok).count());
-    let mut client = place.command(place.client.as_deref(), Path::new("iperf3"));
+    let mut client = place.command_under(place.client.as_deref(), &under.client, Path::new("iperf3"));
     let length = size.to_string();
     // iperf3 takes whole seconds.
     let time = seconds.ceil().to_string();
@@ -215,18 +217,19 @@ pub(crate) fn iperf3_pair(place: &Place, size: u32, seconds: f64) -> Result<Stri
 impl Place {
     /// A command in a namespace, or in ours, where loopback counts as a device.
     pub(crate) fn command(&self, namespace: Option<&Namespace>, program: &Path) -> Command {
-        match namespace {
-            Some(namespace) => {
-                let mut command = Command::new("ip");
-                command.args(["netns", "exec", namespace.name()]).arg(program);
-                command
-            }
-            None => {
-                let mut command = Command::new(program);
-                command.env("FERROCE_LOOPBACK", "1");
-                command
-            }
+        self.command_under(namespace, &[], program)
+    }
+
+    /// The same with other programs before it, each of which runs the next.
+    pub(crate) fn command_under(&self, namespace: Option<&Namespace>, before: &[OsString], program: &Path) -> Command {
+        let enter = namespace.map(|namespace| ["ip", "netns", "exec", namespace.name()].map(OsString::from));
+        let mut words = enter.into_iter().flatten().chain(before.iter().cloned()).chain([program.into()]);
+        let mut command = Command::new(words.next().expect("there is a program"));
+        command.args(words);
+        if namespace.is_none() {
+            command.env("FERROCE_LOOPBACK", "1");
         }
+        command
     }
 }
 

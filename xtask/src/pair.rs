@@ -69,12 +69,12 @@ fn read_within(mut from: impl Read + Send + 'static, limit: Duration) -> Result<
     }
 }
 
-/// `limit` is how long the server may go on after the client.
+/// `limit` is how long the server may take until it listens, and how long it may go on after the client.
 fn serve<R>(server: &mut Command, port: u16, limit: Duration, client: impl FnOnce() -> Result<R>) -> Result<R> {
     let shown = show(server);
     let started = server.stdout(Stdio::null()).spawn();
     let mut server = Running(started.with_context(|| format!("cannot start `{shown}`"))?);
-    wait_until_listening(port, &mut server.0)?;
+    wait_until_listening(port, &mut server.0, limit)?;
     let result = client()?;
     match wait_within(&mut server.0, limit)? {
         Some(status) if status.success() => Ok(result),
@@ -117,7 +117,7 @@ pub(crate) fn free_port() -> Result<u16> {
 }
 
 /// Waits until somebody listens on `port`. A connection to find out would be taken for the client.
-fn wait_until_listening(port: u16, server: &mut Child) -> Result<()> {
+fn wait_until_listening(port: u16, server: &mut Child, limit: Duration) -> Result<()> {
     let begun = Instant::now();
     // The tables of its network namespace.
     let tables = ["tcp", "tcp6"].map(|table| format!("/proc/{}/net/{table}", server.id()));
@@ -125,8 +125,8 @@ fn wait_until_listening(port: u16, server: &mut Child) -> Result<()> {
         if let Some(status) = server.try_wait()? {
             bail!("the server ended before it listened ({status})");
         }
-        if begun.elapsed() > PATIENCE {
-            bail!("the server did not listen on port {port} within {} s", PATIENCE.as_secs());
+        if begun.elapsed() > limit {
+            bail!("the server did not listen on port {port} within {} s", limit.as_secs());
         }
         std::thread::sleep(Duration::from_millis(20));
     }

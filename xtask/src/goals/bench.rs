@@ -1,6 +1,7 @@
 //! Runs what rows name, and tells what cannot be run here and why.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -10,8 +11,10 @@ use nix::sys::resource::{UsageWho, getrusage};
 use program_tests::compile;
 use tempfile::TempDir;
 
+use super::counted::{Counts, Packets};
 use super::guest::Guest;
 use super::parse;
+use super::profile::{ENDS, End, Files, Per, Profile, Profiler, Under, counters_file};
 use super::subject::{Measure, Program, Sample, Subject, Waiting, Where};
 use crate::bench::{Place, iperf3_pair, lossy, one_host, veth};
 use crate::pair::{self, free_port};
@@ -23,6 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const PATIENCE_FACTOR: f64 = 30.0;
 /// Messages of a run that only tells what the start of a program takes. perftest wants at least 5.
 const FEW: u64 = 10;
+/// The same where a processor is simulated.
+const LEAST: u64 = 5;
+/// So much slower is a simulated processor.
+const SIMULATED: u64 = 100;
 /// Messages before the first one that counts: UCX's.
 const UCX_WARM_UP: f64 = 1000.0;
 /// The longest writes that iperf3 makes.
@@ -76,16 +83,20 @@ impl Bench {
 
     /// Measures once; CPU time only if a CPU measure is asked for, for it takes a second run.
     pub(super) fn run(&mut self, subject: &Subject, measure: Measure) -> Result<Sample> {
-        let count = self.messages(subject);
+        let whole_run = Amount { count: self.messages(subject), seconds: self.seconds };
+        let count = whole_run.count;
         if subject.place == Where::Guest {
             let guest = self.guest().as_mut().map_err(|why| anyhow!("{why}"))?;
             return guest.run(subject, count);
         }
-        let (mut sample, whole) = self.run_here(subject, count)?;
+        let (mut sample, whole) = self.run_here(subject, whole_run, &Under::default())?;
         if measure.is_cpu() {
             // perftest spins for tenths of a second before it begins, to find out the frequency of the processor.
             let start = match subject.program {
-                Program::Perftest { .. } => self.run_here(subject, FEW)?.1,
+                Program::Perftest { .. } => {
+                    let few = Amount { count: FEW, ..whole_run };
+                    self.run_here(subject, few, &Under::default())?.1
+                }
                 _ => Spent::default(),
             };
             sample.extend(whole.without(start)?.per(subject.bytes()));
@@ -93,44 +104,95 @@ impl Bench {
         Ok(sample)
     }
 
-    /// The numbers of one run with `count` messages, as far as the program can be told that, and what both ends spent.
-    fn run_here(&mut self, subject: &Subject, count: u64) -> Result<(Sample, Spent)> {
+    /// What both ends did for their packets, counted by a profiler.
+    pub(super) fn profile(&mut self, subject: &Subject, profiler: Profiler, files: &Files) -> Result<[Profile; 2]> {
+        let (short, long) = self.amounts(subject, profiler);
+        // It starts the service, which no program shall have to do under the profiler.
+        self.run_here(subject, short, &Under::default())?;
+        let (start, start_messages) = self.counted(subject, short, profiler, files)?;
+        let (whole, messages) = self.counted(subject, long, profiler, files)?;
+        if profiler == Profiler::Perf {
+            self.run_here(subject, long, &profiler.recording(files))?;
+        }
+        let mut profiles = Vec::new();
+        for ((end, whole), start) in ENDS.into_iter().zip(whole).zip(start) {
+            let report = profiler.report(files, end)?;
+            let messages = messages - start_messages;
+            let (counts, packets) = (whole.0.without(start.0), whole.1.without(start.1));
+            let profile = Profile { end, counts, packets, messages, report };
+            // What sleeps, or has no packets: there is nothing to divide by, and nothing to take off.
+            let is_whole = profile.per().0 == Per::Run;
+            profiles.push(if is_whole { Profile { counts: whole.0, ..profile } } else { profile });
+        }
+        Ok(profiles.try_into().expect("there are two ends"))
+    }
+
+    /// A run under a profiler: what it and the ends themselves counted, and how many messages it was.
+    fn counted(
+        &mut self,
+        subject: &Subject,
+        amount: Amount,
+        profiler: Profiler,
+        files: &Files,
+    ) -> Result<([(Counts, Packets); 2], f64)> {
+        files.clear()?;
+        let (_, spent) = self.run_here(subject, amount, &profiler.counting(files))?;
+        let of = |end| -> Result<_> { Ok((profiler.counts(files, end)?, files.packets(end)?)) };
+        Ok(([of(End::Server)?, of(End::Client)?], spent.messages))
+    }
+
+    /// What is sent in the two runs whose difference is looked at.
+    fn amounts(&self, subject: &Subject, profiler: Profiler) -> (Amount, Amount) {
+        let usual = self.messages(subject);
+        let (few, many) = match profiler {
+            Profiler::Perf => (FEW, usual),
+            Profiler::Callgrind => (LEAST, (usual / SIMULATED).max(4 * LEAST)),
+        };
+        // iperf3 takes whole seconds, at least one.
+        let short = Amount { count: few, seconds: 0.1 };
+        (short, Amount { count: many, seconds: self.seconds.max(1.0) + 1.0 })
+    }
+
+    /// The numbers of one run of `amount`, and what both ends spent.
+    fn run_here(&mut self, subject: &Subject, amount: Amount, under: &Under) -> Result<(Sample, Spent)> {
         let before = cpu_of_children()?;
-        let printed = self.printed(subject, count)?;
+        let printed = self.printed(subject, amount, under)?;
         let nanos = (cpu_of_children()? - before).as_nanos() as f64;
-        let parsed = parsed(subject, count as f64, &printed);
+        let parsed = parsed(subject, amount.count as f64, &printed);
         let (sample, messages) =
             parsed.with_context(|| format!("{:?} printed something else: {printed}", subject.program))?;
         Ok((sample, Spent { nanos, messages }))
     }
 
     /// What the client prints.
-    fn printed(&mut self, subject: &Subject, count: u64) -> Result<String> {
+    fn printed(&mut self, subject: &Subject, amount: Amount, under: &Under) -> Result<String> {
         if let Program::Iperf3 { bytes } = subject.program {
             // It has a way of its own to say that it listens.
-            let seconds = self.seconds;
-            return iperf3_pair(self.at(subject.place)?, bytes.min(IPERF3_MOST), seconds);
+            return iperf3_pair(self.at(subject.place)?, bytes.min(IPERF3_MOST), amount.seconds, under);
         }
         let port = free_port()?;
-        let (mut server, mut client) = self.commands(subject, count, port)?;
+        let (mut server, mut client) = self.commands(subject, amount, under, port)?;
         pair::output(&mut server, &mut client, port, self.limit())
     }
 
     /// Server and client.
-    fn commands(&mut self, subject: &Subject, count: u64, port: u16) -> Result<(Command, Command)> {
-        let arguments = arguments(&subject.program, count, self.seconds);
+    fn commands(&mut self, subject: &Subject, amount: Amount, under: &Under, port: u16) -> Result<(Command, Command)> {
+        let arguments = arguments(&subject.program, amount.count, amount.seconds);
         let program = self.program(&subject.program)?;
         let ferroce = self.install.join("bin/ferroce");
         let place = self.at(subject.place)?;
-        let command = |namespace, port_option: &str| {
+        let command = |namespace, profiler: &[OsString], end, port_option: &str| {
             let mut command = match subject.program {
                 Program::Perftest { .. } | Program::Probe { .. } => {
                     let mut command = place.command(namespace, &ferroce);
-                    command.args(["run", "--"]).arg(&program);
+                    command.args(["run", "--"]).args(profiler).arg(&program);
                     command
                 }
-                _ => place.command(namespace, &program),
+                _ => place.command_under(namespace, profiler, &program),
             };
+            if let Some(dir) = &under.counters {
+                command.env("FERROCE_COUNTERS", counters_file(dir, end));
+            }
             command.args(&arguments.both).args([port_option, &port.to_string()]).stdin(Stdio::null());
             match subject.program {
                 Program::Perftest { env, .. } => command.envs(env.iter().copied()),
@@ -139,9 +201,9 @@ impl Bench {
             };
             command
         };
-        let mut server = command(place.server.as_deref(), arguments.server_port);
+        let mut server = command(place.server.as_deref(), &under.server, End::Server, arguments.server_port);
         server.args(&arguments.server);
-        let mut client = command(place.client.as_deref(), arguments.client_port);
+        let mut client = command(place.client.as_deref(), &under.client, End::Client, arguments.client_port);
         client.args(&arguments.client).arg(place.address);
         Ok((server, client))
     }
@@ -238,8 +300,16 @@ fn parsed(subject: &Subject, count: f64, printed: &str) -> Result<(Sample, f64)>
             let ways = if test == "tag_lat" { 2.0 } else { 1.0 };
             parse::ucx(printed, bytes).map(|sample| (sample, ways * (count + UCX_WARM_UP)))
         }
-        Program::Fabric { .. } => parse::fabric(printed).map(|sample| (sample, 0.0)),
+        Program::Fabric { .. } => parse::fabric(printed).map(|sample| (sample, 2.0 * count)),
     }
+}
+
+/// How much a run sends: each program takes the one that it knows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Amount {
+    /// Messages on each queue pair.
+    count: u64,
+    seconds: f64,
 }
 
 /// What both ends of a program took and did.
@@ -382,6 +452,22 @@ mod tests {
         assert_eq!(count("latency: SEND 2 B, one host"), 200_000);
         assert_eq!(count("queue pairs: WRITE 8 B, one host, 1000 QPs"), 2000);
         assert_eq!(count("queue pairs: WRITE 64 KiB, one host, 1000 QPs"), 98);
+    }
+
+    #[test]
+    fn a_simulated_processor_is_given_less_to_do() {
+        let bench = Bench::new(Path::new("/nowhere"), 1.0);
+        for (row, many) in [
+            ("sizes: WRITE 8 B, one host", 10_000),
+            ("sizes: WRITE 1 MiB, one host", 30),
+            ("queue pairs: WRITE 64 KiB, one host, 1000 QPs", 20),
+        ] {
+            let found = rows().into_iter().find(|found| found.id().starts_with(row)).expect("is a row");
+            let (short, long) = bench.amounts(&found.ours, Profiler::Callgrind);
+            assert_eq!((short.count, long.count, long.seconds), (LEAST, many, 2.0), "{row}");
+            let (short, long) = bench.amounts(&found.ours, Profiler::Perf);
+            assert_eq!((short.count, long.count), (FEW, bench.messages(&found.ours)), "{row}");
+        }
     }
 
     #[test]

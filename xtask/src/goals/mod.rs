@@ -4,22 +4,26 @@
 //! and what several rows of a set compare with is measured once in a run. The table shows medians and what lies around them.
 
 mod bench;
+mod counted;
 mod guest;
 mod parse;
 mod plot;
+mod profile;
 mod report;
 mod rows;
 mod subject;
 
 use std::path::{Path, PathBuf};
 
+pub(crate) use self::profile::Under;
 use anyhow::{Context, Result, anyhow, bail};
 use program_tests::interrupt;
 
 use self::bench::Bench;
-use self::report::Outcome;
+use self::profile::{Files, Profiler};
+use self::report::{Outcome, Profiled};
 use self::rows::{Row, rows};
-use self::subject::{Measure, Sample, Subject};
+use self::subject::{Measure, Sample, Subject, Where};
 use crate::process::{print, say};
 
 /// Which rows, and what becomes of them.
@@ -37,6 +41,13 @@ pub(crate) struct GoalArgs {
     /// With --goals: draw bandwidth and rate of messages by size, of the rows that are measured
     #[arg(long, value_name = "FILE.svg", requires = "goals", conflicts_with = "list")]
     plot: Option<PathBuf>,
+    /// With --goals: run each program once more under a profiler; instructions, cycles and cache misses for each packet of each end are
+    /// shown below the table (and in the JSON), and DIR gets its data and a report for people
+    #[arg(long, value_name = "DIR", requires = "goals", conflicts_with = "list")]
+    profile: Option<PathBuf>,
+    /// With --profile: who counts [default: perf where the machine counts instructions, else callgrind]
+    #[arg(long, requires = "profile")]
+    profiler: Option<Profiler>,
 }
 
 /// Refuses what cannot be meant, and shows what could be measured if that is all that is asked for: then nothing else is to be done.
@@ -55,6 +66,7 @@ pub(crate) fn measure(install: &Path, args: &GoalArgs, runs: u32, seconds: f64) 
         // Better now than in an hour.
         std::fs::write(path, "").with_context(|| format!("cannot write {}", path.display()))?;
     }
+    let profiles = args.profile.as_deref().map(|dir| profile_folder(dir, args.profiler)).transpose()?;
     let mut bench = Bench::new(install, seconds);
     let mut outcomes: Vec<Outcome> = rows.iter().map(|row| Outcome::new(row, missing(&mut bench, row))).collect();
     if let Some(why) = outcomes.iter().map(|outcome| outcome.missing.as_ref()).collect::<Option<Vec<_>>>() {
@@ -63,19 +75,69 @@ pub(crate) fn measure(install: &Path, args: &GoalArgs, runs: u32, seconds: f64) 
     for run in 1..=runs {
         one_run(&mut bench, &mut outcomes, &format!("run {run} of {runs}"))?;
     }
+    let profiled = match profiles {
+        Some((profiler, dir)) => profile_all(&mut bench, &outcomes, profiler, &dir)?,
+        None => Vec::new(),
+    };
     if args.json {
-        print(report::json(&outcomes, runs, seconds));
+        print(report::json(&outcomes, &profiled, runs, seconds));
     } else {
         report::table(&outcomes).iter().for_each(print);
+        report::profiles(&profiled).iter().for_each(print);
     }
     if let Some(path) = &args.plot {
         let drawn = plot::svg(&outcomes)?;
         std::fs::write(path, drawn).with_context(|| format!("cannot write {}", path.display()))?;
     }
+    let unprofiled = profiled.iter().filter(|profiled| profiled.has_failed()).count();
     match outcomes.iter().filter(|outcome| !outcome.errors.is_empty()).count() {
-        0 => Ok(()),
+        0 if unprofiled == 0 => Ok(()),
+        0 => bail!("{unprofiled} of {} profiles failed; why is above", profiled.len()),
         failed => bail!("{failed} of {} rows failed, at least once; why is above", outcomes.len()),
     }
+}
+
+/// Makes the folder, and finds out who can profile: better now than in an hour.
+fn profile_folder(dir: &Path, wanted: Option<Profiler>) -> Result<(Profiler, PathBuf)> {
+    let profiler = Profiler::choose(wanted)?;
+    let cannot = || format!("cannot make the folder {}", dir.display());
+    std::fs::create_dir_all(dir).with_context(cannot)?;
+    // Programs begin elsewhere.
+    Ok((profiler, dir.canonicalize().with_context(cannot)?))
+}
+
+/// Profiles what was measured, each subject once.
+fn profile_all(bench: &mut Bench, outcomes: &[Outcome<'_>], profiler: Profiler, dir: &Path) -> Result<Vec<Profiled>> {
+    let passing = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let rows: Vec<&Row> =
+        outcomes.iter().filter(|outcome| outcome.missing.is_none()).map(|outcome| outcome.row).collect();
+    let subjects = subjects(&rows);
+    let mut profiled = Vec::new();
+    for (number, (name, subject)) in subjects.iter().enumerate() {
+        let ends = (subject.place != Where::Guest).then(|| {
+            let files = Files::new(passing.path(), dir, name);
+            bench.profile(subject, profiler, &files).map_err(|error| format!("{error:#}"))
+        });
+        interrupt::check().map_err(|failure| anyhow!("{failure}"))?;
+        let profile = Profiled { name: name.clone(), profiler, ends };
+        say(format_args!("profile {} of {}: {name}: {}", number + 1, subjects.len(), profile.in_words()));
+        profiled.push(profile);
+    }
+    Ok(profiled)
+}
+
+/// What rows measure, each once, with names that tell them apart.
+fn subjects(rows: &[&Row]) -> Vec<(String, Subject)> {
+    let mut subjects: Vec<(String, Subject)> = Vec::new();
+    let name = |row: &Row| format!("{}: {}", row.set, row.label());
+    let ours = rows.iter().map(|row| (name(row), row.ours));
+    let theirs = rows.iter().filter_map(|row| Some((format!("{}: {}", name(row), row.with()), row.theirs?)));
+    for (name, subject) in ours.chain(theirs) {
+        if !subjects.iter().any(|(_, known)| *known == subject) {
+            subjects.push((name, subject));
+        }
+    }
+    subjects
 }
 
 /// The rows that the user named.
@@ -152,7 +214,7 @@ mod tests {
 
     fn named(row: &[&str]) -> GoalArgs {
         let row = row.iter().map(|word| (*word).to_owned()).collect();
-        GoalArgs { row, list: true, json: false, plot: None }
+        GoalArgs { row, list: true, json: false, plot: None, profile: None, profiler: None }
     }
 
     #[test]
@@ -166,6 +228,20 @@ mod tests {
         let plotted = |word| GoalArgs { list: false, plot: Some("a.svg".into()), ..named(&[word]) };
         assert!(chosen(&plotted("sizes: ")).is_ok());
         assert!(chosen(&plotted("objects: ")).expect_err("nothing to draw").to_string().contains("--plot"));
+    }
+
+    #[test]
+    fn a_subject_is_profiled_once_under_a_name_of_its_own() {
+        let all = rows();
+        let subjects = subjects(&all.iter().collect::<Vec<_>>());
+        let names: std::collections::BTreeSet<String> =
+            subjects.iter().map(|(name, _)| profile::file_name(name)).collect();
+        assert_eq!(names.len(), subjects.len());
+        assert!(subjects.len() < 2 * all.len());
+        assert!(
+            names.contains("goals-write-1-mib-one-host") && names.contains("goals-write-1-mib-one-host-tcp-iperf3"),
+            "{names:#?}"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Measured;
+use super::profile::{Profile, Profiler};
 use super::rows::{Row, Set};
 use super::subject::Measure;
 use crate::bench::median;
@@ -136,11 +137,125 @@ fn heading(set: Set) -> [String; 5] {
     ]
 }
 
-/// For programs: where, how, and all rows.
-pub(super) fn json(outcomes: &[Outcome<'_>], runs: u32, seconds: f64) -> String {
+/// A subject and what both ends of it did under a profiler.
+pub(super) struct Profiled {
+    pub(super) name: String,
+    pub(super) profiler: Profiler,
+    /// `None`: inside a virtual machine, where nothing counts.
+    pub(super) ends: Option<Result<[Profile; 2], String>>,
+}
+
+impl Profiled {
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self.ends, Some(Err(_)))
+    }
+
+    /// A line of progress.
+    pub(super) fn in_words(&self) -> String {
+        match &self.ends {
+            None => "inside a virtual machine, has none".into(),
+            Some(Err(why)) => format!("(failed: {why})"),
+            Some(Ok(ends)) => {
+                let instructions = ends.iter().map(|end| {
+                    let (per, units) = end.per();
+                    let user = quotient(end.counts.instructions_user, units);
+                    format!("{} {user} instructions of a {}", end.end.name(), per.name())
+                });
+                instructions.collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let name = self.name.replace('|', "\\|");
+        match &self.ends {
+            None => vec![format!("| {name} | | none: inside a virtual machine | | | | | | | | |")],
+            Some(Err(why)) => {
+                let why = why.lines().next().unwrap_or_default().replace('|', "\\|");
+                vec![format!("| {name} | | failed: {why} | | | | | | | | |")]
+            }
+            Some(Ok(ends)) => ends.iter().map(|end| line_of_end(&name, end)).collect(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let ends = self.ends.as_ref().and_then(|ends| ends.as_ref().ok());
+        let why = match &self.ends {
+            None => Some("inside a virtual machine nothing counts"),
+            Some(Err(why)) => Some(why.as_str()),
+            Some(Ok(_)) => None,
+        };
+        json!({
+            "name": self.name,
+            "profiler": self.profiler.name(),
+            "ends": ends.map(|ends| ends.each_ref().map(json_of_end)),
+            "missing": why,
+        })
+    }
+}
+
+fn line_of_end(name: &str, end: &Profile) -> String {
+    let (per, units) = end.per();
+    let file = end.report.file_name().unwrap_or_default().to_string_lossy();
+    let counts = end.counts.all().map(|count| quotient(count, units));
+    let whole = |count: f64| if count > 0.0 { format!("{count:.0}") } else { String::new() };
+    let traffic = [end.packets.sent, end.packets.received, end.messages].map(whole);
+    format!(
+        "| {name} | {} | {} | {} | {} | {file} |",
+        end.end.name(),
+        per.name(),
+        counts.join(" | "),
+        traffic.join(" | ")
+    )
+}
+
+fn json_of_end(end: &Profile) -> Value {
+    let (per, units) = end.per();
+    let [user, kernel, cycles, misses] = end.counts.all().map(|count| count.map(|count| count / units));
+    json!({
+        "end": end.end.name(),
+        "per": per.name(),
+        "instructions_user": user,
+        "instructions_kernel": kernel,
+        "cycles": cycles,
+        "cache_misses": misses,
+        "packets_sent": end.packets.sent,
+        "packets_received": end.packets.received,
+        "messages": end.messages,
+        "report": end.report.to_string_lossy(),
+    })
+}
+
+fn quotient(count: Option<f64>, units: f64) -> String {
+    count.map(|count| number(count / units)).unwrap_or_default()
+}
+
+/// The table of profiles, a line each.
+pub(super) fn profiles(profiled: &[Profiled]) -> Vec<String> {
+    let Some(first) = profiled.first() else { return Vec::new() };
+    let misses = match first.profiler {
+        Profiler::Perf => "cache misses",
+        Profiler::Callgrind => "cache misses, simulated",
+    };
+    let mut lines = vec![
+        String::new(),
+        format!("**profiles, by {}**", first.profiler.name()),
+        String::new(),
+        format!(
+            "| what | end | for each | instructions, user | instructions, kernel | cycles | {misses} | packets sent | packets received | messages | report |"
+        ),
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|".into(),
+    ];
+    lines.extend(profiled.iter().flat_map(Profiled::lines));
+    lines
+}
+
+/// For programs: where, how, all rows, and profiles if there are any.
+pub(super) fn json(outcomes: &[Outcome<'_>], profiled: &[Profiled], runs: u32, seconds: f64) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let rows: Vec<Value> = outcomes.iter().map(Outcome::json).collect();
-    let report = json!({ "cores": cores, "runs": runs, "seconds": seconds, "rows": rows });
+    let profiles: Vec<Value> = profiled.iter().map(Profiled::json).collect();
+    let report = json!({ "cores": cores, "runs": runs, "seconds": seconds, "rows": rows, "profiles": profiles });
     serde_json::to_string_pretty(&report).expect("plain data")
 }
 
@@ -173,6 +288,8 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::goals::counted::{Counts, Packets};
+    use crate::goals::profile::End;
     use crate::goals::rows::{Wanted, rows};
     use crate::goals::subject::Sample;
 
@@ -232,12 +349,54 @@ mod tests {
         let mut outcome = Outcome::new(&row, None);
         outcome.add(sample(8.0), Some(sample(2.0)));
         let nothing = Outcome::new(&row, Some("no netem".into()));
-        let report: Value = serde_json::from_str(&json(&[outcome, nothing], 1, 0.5)).expect("is JSON");
+        let report: Value = serde_json::from_str(&json(&[outcome, nothing], &[], 1, 0.5)).expect("is JSON");
         let [first, second] = [&report["rows"][0], &report["rows"][1]];
         assert_eq!((&first["ratio"], &first["reached"], &first["wanted"]), (&json!(4.0), &json!(true), &json!(">= 4")));
         assert_eq!(first["theirs"]["values"], json!([2.0]));
         assert_eq!((&second["missing"], &second["ours"]["median"]), (&json!("no netem"), &Value::Null));
         assert_eq!((&report["runs"], &report["seconds"]), (&json!(1), &json!(0.5)));
+    }
+
+    #[test]
+    fn profiles_are_shown_by_packet_or_why_there_are_none() {
+        let counts = Counts {
+            instructions_user: Some(900.0),
+            instructions_kernel: Some(90.0),
+            cycles: None,
+            cache_misses: Some(1.0),
+        };
+        let end = |end, sent, messages| Profile {
+            end,
+            counts,
+            packets: Packets { sent, received: 0.0 },
+            messages,
+            report: "/kept/a.txt".into(),
+        };
+        let ends = [end(End::Server, 9.0, 3.0), end(End::Client, 0.0, 3.0)];
+        let all = [Some(Ok(ends)), Some(Err("it\nended".to_owned())), None].map(|ends| Profiled {
+            name: "WRITE".into(),
+            profiler: Profiler::Perf,
+            ends,
+        });
+        let lines = profiles(&all);
+        assert!(
+            lines.contains(&"| WRITE | server | packet | 100 | 10.0 |  | 0.111 | 9 |  | 3 | a.txt |".to_owned()),
+            "{lines:#?}"
+        );
+        assert!(
+            lines.contains(&"| WRITE | client | message | 300 | 30.0 |  | 0.333 |  |  | 3 | a.txt |".to_owned()),
+            "{lines:#?}"
+        );
+        assert!(lines[3..].iter().all(|line| line.matches('|').count() == 12), "{lines:#?}");
+        assert!(all[1].has_failed() && !all[0].has_failed() && !all[2].has_failed());
+        let report: Value = serde_json::from_str(&json(&[], &all, 1, 0.5)).expect("is JSON");
+        let first = &report["profiles"][0]["ends"][0];
+        assert_eq!(
+            (&first["per"], &first["instructions_user"], &first["cycles"]),
+            (&json!("packet"), &json!(100.0), &Value::Null)
+        );
+        assert_eq!(report["profiles"][1]["missing"], json!("it\nended"));
+        assert!(profiles(&[]).is_empty());
     }
 
     #[test]
