@@ -137,6 +137,10 @@ static void traffic(bool sleeps)
 	else if (is_client())
 		stream(qps[0], &r, length, opt.seconds);
 	barrier(2);
+	/* Ferroce tells what it counted (FERROCE_COUNTERS) when the device is closed. */
+	for (uint32_t i = 1; i < qp_count; i++)
+		CHECK(ibv_destroy_qp(qps[i]) == 0, "ibv_destroy_qp failed");
+	close_all(&node, qps[0], cq, r.mine, (int)r.count);
 }
 
 static int by_size(const void *a, const void *b)

@@ -86,10 +86,16 @@ impl Profiler {
         self.under(files, |end| match self {
             Profiler::Perf => words(&["perf", "stat", "-x", ",", "-e", EVENTS, "-o"], &files.counts(end), &["--"]),
             Profiler::Callgrind => {
-                let mut out = OsString::from("--callgrind-out-file=");
-                out.push(files.data(self, end));
-                let simulated = ["--tool=callgrind", "--cache-sim=yes", "--fair-sched=yes"];
-                [words(&["valgrind", "-q"], Path::new(""), &simulated), vec![out]].concat()
+                let option = |name: &str, path: PathBuf| {
+                    let mut option = OsString::from(name);
+                    option.push(path);
+                    option
+                };
+                // It tells much that is nothing to the program's own complaints.
+                let log = option("--log-file=", files.dir.join(format!("{}.log", end.name())));
+                let out = option("--callgrind-out-file=", files.data(self, end));
+                let simulated = ["valgrind", "--tool=callgrind", "--cache-sim=yes", "--fair-sched=yes"];
+                simulated.into_iter().map(OsString::from).chain([log, out]).collect()
             }
         })
     }
@@ -166,8 +172,7 @@ fn perf_trouble() -> Option<String> {
 }
 
 fn words(first: &[&str], path: &Path, last: &[&str]) -> Vec<OsString> {
-    let path = Some(path.as_os_str().to_owned()).filter(|path| !path.is_empty());
-    first.iter().map(Into::into).chain(path).chain(last.iter().map(Into::into)).collect()
+    first.iter().map(Into::into).chain([path.into()]).chain(last.iter().map(Into::into)).collect()
 }
 
 /// Where the data of a subject are.

@@ -171,7 +171,8 @@ impl Profiled {
         match &self.ends {
             None => vec![format!("| {name} | | none: inside a virtual machine | | | | | | | | |")],
             Some(Err(why)) => {
-                let why = why.lines().next().unwrap_or_default().replace('|', "\\|");
+                // What the programs complained of comes first.
+                let why = why.lines().next_back().unwrap_or_default().replace('|', "\\|");
                 vec![format!("| {name} | | failed: {why} | | | | | | | | |")]
             }
             Some(Ok(ends)) => ends.iter().map(|end| line_of_end(&name, end)).collect(),
