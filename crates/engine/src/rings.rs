@@ -3,12 +3,15 @@
 //! A ring belongs to a lease, not to a lane number, which is another process's after the first has ended. There is at most one for
 //! each peer; who needs it first offers it, over the service's relay. If both do at once, the offer of the lower lane number holds.
 //! Packets are taken from a ring as soon as it is offered: the peer may use it before we hear that it accepted.
+//!
+//! What a lane writes into its rings touches memory, a page in each at least. The memory behind that page is given back, that of the ring first
+//! which was used least recently, when all rings of the lane have taken more than [`Rings::spare_max`]. Two lanes never come to that.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ferroce_link::ring::{PACKET_MAX, Refusal, Ring, WakeSocket, Waker, Watch};
+use ferroce_link::ring::{CAPACITY, PACKET_MAX, Refusal, Ring, WakeSocket, Waker, Watch};
 use ferroce_link::{LinkStats, SendError};
 use ferroce_transport::{Nanos, Train};
 use ferroce_wire::Headers;
@@ -24,6 +27,11 @@ const SILENT_NS: Nanos = 1_000_000_000;
 const RECEIVE_BYTES: usize = 128 << 10;
 /// So much is shown to the peer before the flush: it can begin to read.
 const SHOW_BYTES: usize = 32 << 10;
+/// Memory that lanes of a host, of which each talks with each other, may have together for packets of theirs that were read, beyond one page in
+/// each direction of each ring.
+const SPARE_ALL: usize = 32 << 20;
+/// How long nobody tries again to give memory back after rings were found that still hold packets.
+const TRY_AGAIN_NS: Nanos = 50_000_000;
 /// Rings that are looked at for a peer that is dead or never answered, when one is added.
 const SWEEP: usize = 16;
 
@@ -54,6 +62,10 @@ struct Peer {
     id: u64,
     ring: Ring,
     stage: Stage,
+    /// What [`Ring::spare`] last said.
+    spare: usize,
+    /// When it was last written into, in trains of the lane.
+    used: u64,
 }
 
 #[derive(Debug)]
@@ -65,6 +77,17 @@ enum Stage {
 }
 
 impl Peer {
+    fn new(lane: u16, lease: u64, id: u64, ring: Ring, stage: Stage) -> Peer {
+        Peer { lane, lease, id, ring, stage, spare: 0, used: 0 }
+    }
+
+    /// Brings the sum of all rings up to date.
+    fn count_spare(&mut self, sum: &mut usize) {
+        let spare = self.ring.spare();
+        *sum = *sum - self.spare + spare;
+        self.spare = spare;
+    }
+
     fn show(&mut self, stats: &mut LinkStats) {
         if self.ring.show(stats)
             && let Stage::Ready(waker) = &self.stage
@@ -86,6 +109,12 @@ pub(crate) struct Rings {
     hidden: Vec<usize>,
     /// Place where the next sweep begins.
     sweep: usize,
+    /// Bytes of memory that could be given back, of all rings.
+    spare: usize,
+    /// Before that time it is not tried to give any back.
+    keep_until: Nanos,
+    /// Trains that were written into rings.
+    trains: u64,
     scratch: Box<[u8; PACKET_MAX]>,
     stats: LinkStats,
 }
@@ -99,6 +128,9 @@ impl Rings {
             sleep,
             hidden: Vec::new(),
             sweep: 0,
+            spare: 0,
+            keep_until: 0,
+            trains: 0,
             scratch: Box::new([0; PACKET_MAX]),
             stats: LinkStats::default(),
         }
@@ -150,7 +182,7 @@ impl Rings {
                 let id = rand::random();
                 let word = RingWord::Offer(memory.as_fd());
                 relay.tell(&RingCall { lane, lease, id, wake: self.sleep.socket.name(), word });
-                self.insert(Peer { lane, lease, id, ring, stage: Stage::Offered { memory, at: now } }, now);
+                self.insert(Peer::new(lane, lease, id, ring, Stage::Offered { memory, at: now }), now);
                 Asked::Offered
             }
             Err(error) => {
@@ -193,8 +225,7 @@ impl Rings {
         };
         match Ring::accept(memory) {
             Ok(ring) => {
-                let stage = Stage::Ready(waker);
-                self.insert(Peer { lane: call.lane, lease: call.lease, id: call.id, ring, stage }, now);
+                self.insert(Peer::new(call.lane, call.lease, call.id, ring, Stage::Ready(waker)), now);
                 self.accept(call, relay);
             }
             Err(refusal) => {
@@ -240,6 +271,7 @@ impl Rings {
         if let Some(peer) = self.peers[place].take() {
             self.by_lane.remove(&peer.lane);
             self.sleep.remove(peer.id);
+            self.spare -= peer.spare;
         }
     }
 
@@ -271,6 +303,9 @@ impl Rings {
             return Ok(());
         };
         let sent = peer.ring.send(train, &mut self.stats);
+        self.trains += 1;
+        peer.used = self.trains;
+        peer.count_spare(&mut self.spare);
         if peer.ring.hidden() >= SHOW_BYTES {
             peer.show(&mut self.stats);
         } else if !self.hidden.contains(&to.place) {
@@ -286,6 +321,36 @@ impl Rings {
                 peer.show(&mut self.stats);
             }
         }
+    }
+
+    /// What the rings of this lane may keep, if all lanes that it talks with talk as much with each other.
+    fn spare_max(&self) -> usize {
+        (SPARE_ALL / (self.by_lane.len() + 1)).max(CAPACITY)
+    }
+
+    /// When memory is to be given back, if so.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        (self.spare > self.spare_max()).then_some(self.keep_until)
+    }
+
+    /// Gives memory of rings back that were not used lately, if all have too much: what is in use again soon would be had anew each time, so half
+    /// of all that may be kept stays.
+    pub(crate) fn give_back(&mut self, now: Nanos) {
+        if self.next_due().is_none_or(|due| now < due) {
+            return;
+        }
+        let mut places: Vec<usize> = (0..self.peers.len()).collect();
+        places.sort_by_key(|place| self.peers[*place].as_ref().map(|peer| peer.used));
+        let enough = self.spare_max() / 2;
+        for place in places {
+            let Some(peer) = self.peers[place].as_mut().filter(|peer| peer.spare > 0) else { continue };
+            peer.ring.give_back(&mut self.stats);
+            peer.count_spare(&mut self.spare);
+            if self.spare <= enough {
+                return;
+            }
+        }
+        self.keep_until = now + TRY_AGAIN_NS;
     }
 
     /// Gives what came to `sink`, with the lane that it came from. Gives the number of packets.
@@ -362,8 +427,10 @@ impl RingSleep {
 
 #[cfg(test)]
 mod tests {
+    use ferroce_core::Buffer;
     use ferroce_link::ring::WakeName;
-    use ferroce_wire::NetHeader;
+    use ferroce_transport::{Payload, Side, Span};
+    use ferroce_wire::{Bth, NetHeader, Opcode, Psn, Reth};
 
     use super::*;
     use crate::relay::Relayed;
@@ -409,6 +476,127 @@ mod tests {
         // The peer is asked anew.
         assert_eq!(rings.ask(2, LEASE, 100 * each, &mut peers), Asked::Offered);
         Ring::accept(&peers.0.last().expect("an offer").1).expect("a new one");
+    }
+
+    /// 64 KiB in packets of 4 KiB.
+    fn train(buffer: &Buffer) -> Train {
+        let len = buffer.len() as u32;
+        let bth = |opcode| Bth::new(opcode, 0x4011, Psn::new(0));
+        let mut head = Headers::new(bth(Opcode::RC_WRITE_FIRST));
+        head.reth = Some(Reth { va: 0x1000, rkey: 7, len });
+        Train {
+            head,
+            body: Opcode::RC_WRITE_MIDDLE,
+            tail: Some(Headers::new(bth(Opcode::RC_WRITE_LAST))),
+            packets: len / 4096,
+            mtu: 4096,
+            len,
+            payload: Payload::Gather([Span { addr: buffer.addr(), len }].into_iter().collect()),
+            path: None,
+            from: Side::Requester,
+        }
+    }
+
+    /// Rings of one lane to others, the ends of these, and the memory.
+    struct Star {
+        rings: Rings,
+        places: Vec<RingId>,
+        ends: Vec<(Ring, OwnedFd)>,
+        buffer: Buffer,
+    }
+
+    impl Star {
+        fn new(peers: u16) -> Star {
+            let (mut rings, mut offers) = (rings(), Silence::default());
+            let wake = WakeSocket::bind().expect("a socket");
+            let (mut places, mut ends) = (Vec::new(), Vec::new());
+            for lane in 2..peers + 2 {
+                assert_eq!(rings.ask(lane, LEASE, 0, &mut offers), Asked::Offered);
+                let (id, memory) = offers.0.remove(0);
+                ends.push((Ring::accept(&memory).expect("it is there"), memory));
+                let accepted = RingCall { lane, lease: LEASE, id, wake: wake.name(), word: RingWord::Accept };
+                rings.hear(accepted, 0, &mut offers);
+                places.push(rings.to(lane, LEASE).expect("both ends have it"));
+            }
+            Star { rings, places, ends, buffer: Buffer::new(64 << 10) }
+        }
+
+        fn send(&mut self, at: usize) {
+            let sent = self.rings.send(self.places[at], at as u16 + 2, &train(&self.buffer));
+            sent.expect("the buffer is there");
+            self.rings.flush();
+        }
+
+        fn read(&mut self, at: usize) -> usize {
+            let (mut scratch, mut stats) = (Box::new([0; PACKET_MAX]), LinkStats::default());
+            self.ends[at].0.recv(1 << 20, &mut scratch, &mut stats, &mut |_, _| {})
+        }
+
+        /// Bytes of memory that all rings have.
+        fn memory(&self) -> usize {
+            let blocks = self.ends.iter().map(|(_, memory)| blocks_of(memory));
+            blocks.sum::<u64>() as usize * 512
+        }
+    }
+
+    fn blocks_of(memory: &OwnedFd) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::File::from(memory.try_clone().expect("a descriptor")).metadata().expect("it is a file").blocks()
+    }
+
+    /// What one of 64 processes that all talk with each other has for its part: its rings' words for half, a page of each direction, and the rest.
+    #[test]
+    fn rings_to_63_lanes_keep_no_more_than_a_64th_of_64_mib() {
+        let mut star = Star::new(63);
+        for now in 0..3 {
+            for at in 0..63 {
+                star.send(at);
+                assert_eq!(star.read(at), 16);
+                star.rings.give_back(now);
+                let words = 63 * 4096;
+                assert!(
+                    star.rings.spare <= CAPACITY && star.memory() - words / 2 <= 1 << 20,
+                    "{} bytes",
+                    star.memory()
+                );
+            }
+        }
+        assert!(star.rings.stats.ring_given_back > 63, "{}", star.rings.stats.ring_given_back);
+        assert_eq!(star.rings.next_due(), None);
+    }
+
+    #[test]
+    fn what_was_not_read_stays_and_is_looked_at_again_in_time() {
+        let mut star = Star::new(63);
+        (0..63).for_each(|at| star.send(at));
+        star.rings.give_back(7);
+        assert_eq!((star.rings.stats.ring_given_back, star.rings.next_due()), (0, Some(7 + TRY_AGAIN_NS)));
+        assert!((0..63).all(|at| star.read(at) == 16));
+        star.rings.give_back(6 + TRY_AGAIN_NS);
+        assert_eq!(star.rings.stats.ring_given_back, 0, "that is too early");
+        star.rings.give_back(7 + TRY_AGAIN_NS);
+        assert!(star.rings.spare <= CAPACITY / 2 && star.rings.next_due().is_none());
+        // The newest ones stay.
+        assert!(star.rings.peers[62].as_ref().is_some_and(|peer| peer.spare > 0));
+        assert!(star.rings.peers[0].as_ref().is_some_and(|peer| peer.spare == 0));
+    }
+
+    #[test]
+    fn few_rings_keep_all_they_have() {
+        let mut star = Star::new(3);
+        for _ in 0..20 {
+            for at in 0..3 {
+                (0..7).for_each(|_| star.send(at));
+                while star.read(at) > 0 {}
+                star.rings.give_back(0);
+            }
+        }
+        assert_eq!(star.rings.stats.ring_given_back, 0);
+        assert!(star.rings.spare > 3 * 400 * 1024, "{}", star.rings.spare);
+        // A ring that ends takes its part with it.
+        let (place, spare) = (star.places[0].place, star.rings.spare);
+        star.rings.remove(place);
+        assert!(star.rings.spare < spare);
     }
 
     #[test]

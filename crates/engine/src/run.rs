@@ -295,7 +295,8 @@ impl LaneState {
         let link = self.link.next_due().map(|in_ns| clock::now() + in_ns);
         let moderation = self.machines.moderated.iter().filter_map(|cq| cq.next_timeout()).min();
         let owing = (!self.machines.lazy.is_empty()).then_some(self.machines.lazy_since + LAZY_NS);
-        [timers, link, moderation, owing].into_iter().flatten().min()
+        let rings = self.rings.as_ref().and_then(Rings::next_due);
+        [timers, link, moderation, owing, rings].into_iter().flatten().min()
     }
 
     /// One turn. Tells whether the link had packets.
@@ -323,6 +324,9 @@ impl LaneState {
             self.transmit(shared, now);
             self.transmit_frames(shared, now);
             self.flush(shared);
+        }
+        if let Some(rings) = &mut self.rings {
+            rings.give_back(now);
         }
         received > 0
     }

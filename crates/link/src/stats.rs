@@ -86,6 +86,8 @@ stats! {
     ring_tx_drop_broken,
     /// Sleeping peers that were woken because a ring has something for them.
     ring_wakeups,
+    /// Times that a direction of a ring gave its memory back to the system.
+    ring_given_back,
     /// Packets read from rings.
     ring_rx_packets,
     /// Their bytes, BTH to pad.

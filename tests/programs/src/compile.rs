@@ -21,6 +21,7 @@ pub const PROGRAMS: &[&str] = &[
     "traffic",
     "status",
     "objects",
+    "mesh",
     "wrong",
     "forker",
     "flood",

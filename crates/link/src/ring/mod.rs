@@ -4,7 +4,8 @@
 //! descriptor gets there is not this module's affair. Positions count bytes and never wrap around; a packet is one record: a word with
 //! its length, then headers, payload and pad as on the wire, padded to 8 bytes, in one piece. A record with the length "all ones" says
 //! that the next one is at the start of the area. When all was read, the producer may begin at the start again (it tells the position
-//! that is there, the base): two lanes that say little touch few pages.
+//! that is there, the base): two lanes that say little touch few pages. Those that were touched for more can be given back to the system then
+//! ([`Ring::give_back`]).
 //!
 //! # Trust
 //! The peer is a process of the same user, and may be broken or hostile. Whatever it writes into the memory, this side reads and writes
@@ -131,6 +132,22 @@ impl Ring {
     /// For who offered it: takes the offer back, so that nobody can take it any more. False: the peer has taken it.
     pub fn withdraw(&self) -> bool {
         self.producer.withdraw()
+    }
+
+    /// Bytes of memory that what we wrote has taken and that could be given back: all but a page.
+    pub fn spare(&self) -> usize {
+        if self.broken { 0 } else { self.producer.spare() }
+    }
+
+    /// Gives that memory back if the peer has read all of it. What is written later takes it anew, which costs time.
+    pub fn give_back(&mut self, stats: &mut LinkStats) {
+        if self.broken {
+            return;
+        }
+        match self.producer.give_back() {
+            Ok(done) => stats.ring_given_back += u64::from(done),
+            Err(Broken) => self.break_off(stats),
+        }
     }
 
     /// Bytes that were written and not shown to the peer.

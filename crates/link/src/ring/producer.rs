@@ -6,13 +6,13 @@ use std::sync::atomic::{Ordering, fence};
 use ferroce_transport::Train;
 use ferroce_wire::{Headers, Psn};
 
-use super::shared::{AREA, Memory, Way};
+use super::shared::{AREA, Memory, PAGE, Way};
 use super::{Broken, GIVEN_UP, HEADERS_MAX, WORD, WRAP, record_len};
 use crate::payload::{Piece, Source};
 use crate::{LinkStats, SendError};
 
-/// An idle ring goes back to its start when it is past this offset.
-const QUIET: usize = 8 << 10;
+/// An idle ring goes back to its start when it is past this offset: what is said little by little stays in one page.
+const QUIET: usize = 2 << 10;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -27,6 +27,10 @@ pub(super) struct Producer {
     tail: u64,
     /// The position that is at the start of the area.
     base: u64,
+    /// Bytes from the start of the area that were written to since it gave pages back.
+    touched: usize,
+    /// The system takes nothing back.
+    keeps: bool,
 }
 
 /// Why a packet was not written.
@@ -47,7 +51,7 @@ impl From<Broken> for Trouble {
 
 impl Producer {
     pub(super) fn new(memory: Arc<Memory>, way: Way) -> Producer {
-        Producer { memory, way, head: 0, shown: 0, tail: 0, base: 0 }
+        Producer { memory, way, head: 0, shown: 0, tail: 0, base: 0, touched: 0, keeps: false }
     }
 
     /// Writes the packets of a train. What the ring has no room for is dropped and counted.
@@ -132,11 +136,41 @@ impl Producer {
         if self.offset() > QUIET {
             self.look_at_tail()?;
             if self.tail == self.head {
-                self.base = self.head;
-                self.memory.base(self.way).store(self.base)?;
+                self.start_anew()?;
             }
         }
         Ok(())
+    }
+
+    /// The next record, whose turn comes when all others were read, is at the start of the area.
+    fn start_anew(&mut self) -> Result<(), Broken> {
+        self.base = self.head;
+        self.memory.base(self.way).store(self.base)
+    }
+
+    /// Bytes of pages behind the first one that were written to and could be given back.
+    pub(super) fn spare(&self) -> usize {
+        if self.keeps { 0 } else { self.touched.next_multiple_of(PAGE).saturating_sub(PAGE) }
+    }
+
+    /// Gives these pages back, if the consumer has read all that was written. False: it has not, or the system does not want them.
+    ///
+    /// # Errors
+    /// The consumer wrote what it must not, or the ring's memory cannot be had.
+    pub(super) fn give_back(&mut self) -> Result<bool, Broken> {
+        self.look_at_tail()?;
+        if self.tail != self.head || self.spare() == 0 {
+            return Ok(false);
+        }
+        self.start_anew()?;
+        match self.memory.give_back(self.way, self.touched) {
+            Ok(()) => self.touched = PAGE,
+            Err(error) => {
+                log::debug!("rings keep their memory: {error}");
+                self.keeps = true;
+            }
+        }
+        Ok(!self.keeps)
     }
 
     fn offset(&self) -> usize {
@@ -147,6 +181,7 @@ impl Producer {
     fn wrap(&mut self) -> Result<(), Broken> {
         let offset = self.offset();
         self.memory.record(self.way, offset).store(WRAP)?;
+        self.touched = AREA;
         self.head += (AREA - offset) as u64;
         Ok(())
     }
@@ -163,6 +198,7 @@ impl Producer {
             self.wrap()?;
         }
         let offset = self.offset();
+        self.touched = self.touched.max(offset + need);
         self.memory.record(self.way, offset).store(len as u64)?;
         let mut at = offset + WORD;
         self.memory.put(self.way, at, header.bytes())?;

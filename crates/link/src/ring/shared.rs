@@ -21,7 +21,7 @@ use super::{Broken, Refusal};
 /// Bytes of data in each direction.
 pub(super) const AREA: usize = 512 << 10;
 /// Bytes of the smallest page.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Bytes before the data.
 const HEADER: usize = 4096;
 /// Bytes of the whole. No multiple of a huge page: memory of such pages, which may be missing when they are touched, is refused by
@@ -121,7 +121,8 @@ impl Memory {
     /// For tests: a ring whose memory can be taken away, so that it is missing as it is when the system has none.
     #[cfg(test)]
     pub(super) fn create_unsealed() -> (Memory, OwnedFd) {
-        let fd = memfd_create("ferroce-ring-test", MemfdFlags::CLOEXEC).expect("a memory file");
+        let fd =
+            memfd_create("ferroce-ring-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memory file");
         ftruncate(&fd, SIZE as u64).expect("it grows");
         (Memory::map(&fd).expect("it is mapped"), fd)
     }
@@ -210,6 +211,20 @@ impl Memory {
         let ends = [offset, offset + len.saturating_sub(1)];
         let pages = (offset.next_multiple_of(PAGE)..offset + len).step_by(PAGE);
         ends.into_iter().chain(pages).try_for_each(|at| self.put(way, at, &[0]))
+    }
+
+    /// Has the system take back the pages of the area behind the first one, up to `end`: what was in them is gone, and they are there
+    /// anew when somebody touches them.
+    ///
+    /// # Errors
+    /// The system does not do that: the program locked its memory, pages are larger, a sandbox.
+    pub(super) fn give_back(&self, way: Way, end: usize) -> io::Result<()> {
+        let end = end.next_multiple_of(PAGE).min(AREA);
+        let from = self.base.as_ptr().wrapping_add(area(way) + PAGE);
+        // SAFETY: the pages lie inside the mapping, behind the area's first one. Nobody has a reference to them, and whoever reads them, as
+        // the other process may, expects them to change.
+        let result = unsafe { libc::madvise(from.cast::<c_void>(), end.saturating_sub(PAGE), libc::MADV_REMOVE) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Copies bytes out of the area.

@@ -242,5 +242,57 @@ fn a_quiet_ring_touches_few_pages() {
     }
     let (memory, way) = a.ring.producer.memory_and_way();
     let touched = |offset| memory.record(way, offset).load() != Ok(0);
-    assert!(touched(0) && !(3..128).any(|page| (0..4096).step_by(8).any(|at| touched(page * 4096 + at))));
+    assert!(touched(0) && !(1..128).any(|page| (0..4096).step_by(8).any(|at| touched(page * 4096 + at))));
+}
+
+/// Bytes of memory that a ring has, by the descriptor that its peer was given.
+fn memory_of(fd: &OwnedFd) -> u64 {
+    rustix::fs::fstat(fd).expect("it is a file").st_blocks as u64 * 512
+}
+
+#[test]
+fn memory_that_was_read_is_given_back_and_had_anew() {
+    let (ring, fd) = Ring::offer().expect("a ring");
+    let (mut a, mut b) = (End::new(ring), End::new(Ring::accept(&fd).expect("it was just made")));
+    let buffer = Buffer::new(61_440);
+    buffer.write(0, &pattern(61_440));
+    for psn in 0..100 {
+        a.send(&write_train(&buffer, 0, 61_440, 4096, psn * 15)).expect("sent");
+        let spare = a.ring.spare();
+        assert!(spare >= 61_440 - 4096 && memory_of(&fd) >= 61_440, "{spare}");
+        // The peer reads a part: all stays.
+        let mut packets = b.recv(20_000);
+        a.ring.give_back(&mut a.stats);
+        assert_eq!((a.ring.spare(), a.stats.ring_given_back), (spare, u64::from(psn)));
+        packets.extend(b.recv(1 << 20));
+        let bytes: Vec<u8> = packets.into_iter().flat_map(|(_, payload)| payload).collect();
+        assert_eq!(bytes, pattern(61_440));
+        a.ring.give_back(&mut a.stats);
+        // The words of both directions, and a page of the one that was used.
+        assert_eq!((a.ring.spare(), memory_of(&fd)), (0, 2 * 4096));
+    }
+    a.ring.give_back(&mut a.stats);
+    assert_eq!((a.stats.ring_given_back, a.stats.ring_broken, b.stats.ring_broken), (100, 0, 0));
+}
+
+#[test]
+fn memory_that_the_system_does_not_take_back_is_kept_and_not_counted() {
+    let (memory, fd) = Memory::create_unsealed();
+    let memory = Arc::new(memory);
+    // From now on no page can be taken out of the file.
+    rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::FUTURE_WRITE).expect("it can be sealed");
+    let mut producer = Producer::new(Arc::clone(&memory), Way::There);
+    let mut consumer = Consumer::new(memory, Way::There);
+    let (mut stats, mut scratch) = (LinkStats::default(), [0; PACKET_MAX]);
+    let buffer = Buffer::new(61_440);
+    for psn in 0..3 {
+        let sent = producer.send(&write_train(&buffer, 0, 61_440, 4096, psn * 15), &mut stats);
+        assert_eq!(sent, Ok(Ok(())));
+        producer.show().expect("the memory is there");
+        assert_eq!(producer.spare() > 0, psn == 0);
+        let read = consumer.recv(1 << 20, &mut scratch, &mut stats, &mut |_, _| {});
+        assert_eq!(read, Ok(15));
+        assert_eq!(producer.give_back(), Ok(false));
+        assert_eq!(producer.spare(), 0);
+    }
 }

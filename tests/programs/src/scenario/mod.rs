@@ -76,6 +76,8 @@ pub static SCENARIOS: &[Scenario] = &[
     scenario("two-users-connect-by-one", HOST_AND_VETH, users::connections_by_one_of_them),
     scenario("frames", VETH, pairs::frames),
     scenario("python-multiprocessing", HOST, pairs::python),
+    scenario("mesh-4", HOST, pairs::mesh_4),
+    scenario("mesh-64", HOST, pairs::mesh_64),
     scenario("qps-10000", HOST, pairs::many_qps),
     scenario("leak", HOST, pairs::leak),
     // Its command line has no room for IPv6 addresses.

@@ -103,6 +103,25 @@ pub(super) fn python(world: &World<'_>) -> Result<(), Failure> {
     all_ok(&wait_all(vec![running], 2 * MINUTE)?)
 }
 
+/// Processes of one host, each connected with each other one: all bytes checked, and the memory of their rings counted.
+fn mesh(world: &World<'_>, processes: &str) -> Result<(), Failure> {
+    // With a service of their own, which may open no more files than they.
+    let wire = world.wire.place.make()?;
+    let world = World { wire: &wire, launcher: world.launcher };
+    let ended = world.alone(&[], "mesh", &["-n", processes], 10 * MINUTE)?;
+    ended.check_stderr(&[])
+}
+
+/// Four of them.
+pub(super) fn mesh_4(world: &World<'_>) -> Result<(), Failure> {
+    mesh(world, "4")
+}
+
+/// 64 of them: 2,016 pairs, whose rings come to lie below 64 MiB.
+pub(super) fn mesh_64(world: &World<'_>) -> Result<(), Failure> {
+    mesh(world, "64")
+}
+
 /// 10,000 QPs in one process, and what an idle one costs.
 pub(super) fn many_qps(world: &World<'_>) -> Result<(), Failure> {
     world.alone(&[], "objects", &["--mode", "many"], 5 * MINUTE).and_then(|program| program.check_stderr(&[]))
