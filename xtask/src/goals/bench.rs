@@ -172,7 +172,7 @@ impl Bench {
         }
         let port = free_port()?;
         let (mut server, mut client) = self.commands(subject, amount, under, port)?;
-        pair::output(&mut server, &mut client, port, self.limit())
+        pair::output(&mut server, &mut client, port, self.limit() * (1 + under.more_patience))
     }
 
     /// Server and client.

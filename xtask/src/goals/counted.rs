@@ -14,9 +14,9 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// What is left without a shorter run. (Of few that can be less than nothing, as misses differ from run to run.)
+    /// What is left without a shorter run. If that is less than nothing, as runs differ from each other, it is not known.
     pub(super) fn without(self, short: Counts) -> Counts {
-        let left = |long: Option<f64>, short: Option<f64>| Some((long? - short?).max(0.0));
+        let left = |long: Option<f64>, short: Option<f64>| Some(long? - short?).filter(|left| *left >= 0.0);
         Counts {
             instructions_user: left(self.instructions_user, short.instructions_user),
             instructions_kernel: left(self.instructions_kernel, short.instructions_kernel),
@@ -169,7 +169,7 @@ totals: 1000 300 200 10 20 30 1 2 3
         let long = Counts { instructions_user: Some(10.0), cycles: Some(7.0), ..Counts::default() };
         let short = Counts { instructions_user: Some(4.0), ..Counts::default() };
         assert_eq!(long.without(short).all(), [Some(6.0), None, None, None]);
-        assert_eq!(short.without(long).instructions_user, Some(0.0));
+        assert_eq!(short.without(long).instructions_user, None, "that is no number of instructions");
         let (long, short) = (Packets { sent: 9.0, received: 5.0 }, Packets { sent: 1.0, received: 2.0 });
         assert_eq!(long.without(short), Packets { sent: 8.0, received: 3.0 });
     }

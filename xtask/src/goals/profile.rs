@@ -40,6 +40,8 @@ pub(crate) struct Under {
     pub(crate) client: Vec<OsString>,
     /// Folder in which both ends leave their counters, if they are Ferroce's.
     pub(super) counters: Option<PathBuf>,
+    /// So much more patience it takes, in multiples of the usual; 0: none.
+    pub(super) more_patience: u32,
 }
 
 /// What one end did.
@@ -109,7 +111,10 @@ impl Profiler {
     }
 
     fn under(self, files: &Files, words: impl Fn(End) -> Vec<OsString>) -> Under {
-        Under { server: words(End::Server), client: words(End::Client), counters: Some(files.dir.clone()) }
+        // perftest fills the memory of 1,000 queue pairs byte by byte.
+        let more_patience = if self == Profiler::Callgrind { 2 } else { 0 };
+        let (server, client) = (words(End::Server), words(End::Client));
+        Under { server, client, counters: Some(files.dir.clone()), more_patience }
     }
 
     /// What an end counted.

@@ -158,7 +158,7 @@ impl Profiled {
             Some(Ok(ends)) => {
                 let instructions = ends.iter().map(|end| {
                     let (per, units) = end.per();
-                    let user = quotient(end.counts.instructions_user, units);
+                    let user = end.counts.instructions_user.map_or("?".into(), |user| number(user / units));
                     format!("{} {user} instructions of a {}", end.end.name(), per.name())
                 });
                 instructions.collect::<Vec<_>>().join(", ")
