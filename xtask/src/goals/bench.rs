@@ -138,7 +138,9 @@ impl Bench {
         files.clear()?;
         let (_, spent) = self.run_here(subject, amount, &profiler.counting(files))?;
         let of = |end| -> Result<_> { Ok((profiler.counts(files, end)?, files.packets(end)?)) };
-        Ok(([of(End::Server)?, of(End::Client)?], spent.messages))
+        let [server, client] = [of(End::Server)?, of(End::Client)?];
+        let ends = [(server.0, server.1.or_by(client.1)), (client.0, client.1.or_by(server.1))];
+        Ok((ends, spent.messages))
     }
 
     /// What is sent in the two runs whose difference is looked at.

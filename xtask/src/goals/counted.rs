@@ -43,6 +43,11 @@ impl Packets {
         self.sent + self.received
     }
 
+    /// Those of an end, or what the other one says of it: perftest's ib_send_bw does not close its device, and so counts nothing.
+    pub(super) fn or_by(self, peer: Packets) -> Packets {
+        if self.all() > 0.0 { self } else { Packets { sent: peer.received, received: peer.sent } }
+    }
+
     /// What is left without a shorter run.
     pub(super) fn without(self, short: Packets) -> Packets {
         Packets { sent: self.sent - short.sent, received: self.received - short.received }
@@ -162,6 +167,13 @@ totals: 1000 300 200 10 20 30 1 2 3
         let text = "7\ttx_packets\t5\n7\tring_tx_packets\t2\n7\trx_packets\t1\n7\ttx_bytes\t900\n7\tring_rx_packets\tx\nbroken\n";
         assert_eq!(packets(text), Packets { sent: 7.0, received: 1.0 });
         assert_eq!(packets(""), Packets::default());
+    }
+
+    #[test]
+    fn an_end_that_counted_nothing_sent_what_the_other_one_received() {
+        let (peer, none) = (Packets { sent: 7.0, received: 1.0 }, Packets::default());
+        assert_eq!(none.or_by(peer), Packets { sent: 1.0, received: 7.0 });
+        assert_eq!((peer.or_by(none), none.or_by(none)), (peer, none));
     }
 
     #[test]
