@@ -1,15 +1,17 @@
 //! What others send is closed where it may take its time.
 //!
 //! Whoever has a Unix socket to the service can send any descriptor, and closing it can last as long as its sender likes: a TCP socket
-//! that lingers, a file of the sender's own file system. A descriptor is closed by whoever has the last copy, also by the kernel: those
-//! that do not fit a buffer in the call that receives the message, those of unread messages in the call that closes the socket. So
+//! that lingers, a file of the sender's own file system. A socket is closed by whoever has the last copy, also by the kernel: those that do
+//! not fit a buffer in the call that receives the message, those of unread messages in the call that closes the socket. Of a file each copy
+//! that is closed asks its file system (flush), and waits for the answer whatever is signalled meanwhile. So
 //!
 //! - messages are received with room for all descriptors that one can have ([`Closer::recv`]);
 //! - what was received is asked what it is, by calls that no file system answers ([`Foreign`]); what it is not meant to be goes to a
 //!   thread of the sender's user, whose queue is bounded;
 //! - a socket with unread descriptors goes there too ([`Closer::retire`]);
-//! - where more of one user waits than its queue holds, a process of its own takes it all and ends ([`sys::Heir`]): no socket lingers for a
-//!   process that ends.
+//! - where more sockets of one user wait than its queue holds, a process of its own takes them and ends ([`sys::Heir`]): no socket lingers for
+//!   a process that ends, and its copies make those here none that anybody waits for;
+//! - whatever else waits stays with the thread, and no more descriptors of that user are received: handing it over would be closing a copy here.
 //!
 //! Since Linux 6.16 a socket can refuse descriptors altogether ([`refuse`]); the service's do, except where they are expected.
 
@@ -30,14 +32,15 @@ use crate::protocol::RING_BYTES_MAX;
 use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
 use crate::{seqpacket, sys};
 
-/// So many descriptors of one user wait for its thread; more of them are handed to a process that ends. Where none can be had, no more of that
-/// user's are received.
+/// So many descriptors of one user wait for its thread. If there are more, and so many are sockets, these are handed to a process that ends;
+/// where none can be had, and of what is not a socket, no more of that user's are received.
 const PENDING_MAX: usize = 64;
 
 /// Where so many wait, because no process could be had to hand them to, connections are accepted slowly.
 const PENDING_OF_ALL_MAX: usize = 1024;
 
-/// Processes that have been handed what one user has sent, and have not ended yet. (Nothing that is known to us holds one up.)
+/// Processes that have been handed what one user has sent, and have not ended yet. (Nothing that is known to us holds one up: they have sockets
+/// only.)
 const HEIRS_MAX: usize = 4;
 
 /// Threads that close, not counting those of the service's own user and root.
@@ -90,12 +93,14 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<OwnedFd>,
+    sockets: VecDeque<OwnedFd>,
+    /// What is no socket: no copy of it may be closed but by the thread.
+    files: VecDeque<OwnedFd>,
     /// One is being closed.
     closing: bool,
     /// There is a thread.
     running: bool,
-    /// They were handed what waited.
+    /// They were handed sockets that waited, or were to be.
     heirs: Vec<Pid>,
     /// Set: no process could be had, and none is asked for until then.
     heir_again: Option<Instant>,
@@ -103,6 +108,7 @@ struct State {
 
 impl Closers {
     pub(crate) fn new(own_uid: u32) -> Closers {
+        sys::keep_low_numbers();
         Closers { own_uid, of_users: BTreeMap::new(), shared: Arc::default() }
     }
 
@@ -191,7 +197,7 @@ impl Closer {
 
     fn pending(&self) -> usize {
         let state = self.queue.state.lock();
-        state.waiting.len() + usize::from(state.closing)
+        state.waiting() + usize::from(state.closing)
     }
 
     fn is_busy(&self) -> bool {
@@ -206,40 +212,49 @@ impl Closer {
     }
 }
 
+impl State {
+    fn waiting(&self) -> usize {
+        self.sockets.len() + self.files.len()
+    }
+}
+
 impl Queue {
     fn add(&self, state: &mut State, descriptors: impl IntoIterator<Item = OwnedFd>) {
-        let before = state.waiting.len();
-        state.waiting.extend(descriptors);
-        self.shared.pending.fetch_add(state.waiting.len() - before, Ordering::Relaxed);
+        let before = state.waiting();
+        for descriptor in descriptors {
+            let queue = if is_socket(descriptor.as_fd()) { &mut state.sockets } else { &mut state.files };
+            queue.push_back(descriptor);
+        }
+        self.shared.pending.fetch_add(state.waiting() - before, Ordering::Relaxed);
     }
 
-    /// Leaves what waits to a process that ends, if it is too much: what was sent to lie there for long does not lie with the service. Where
-    /// no process can be had it goes on waiting.
+    /// Leaves the sockets that wait to processes that end, if they are too many: what was sent to lie there for long does not lie with the
+    /// service. Where no process can be had they go on waiting.
     fn hand_over(&self, state: &mut State) {
         state.heirs.retain(|heir| !sys::has_ended(*heir));
-        let now = Instant::now();
-        let may_be_had = state.heirs.len() < HEIRS_MAX && state.heir_again.is_none_or(|again| again <= now);
-        if state.waiting.len() <= PENDING_MAX || !may_be_had {
+        if state.heir_again.is_some_and(|again| Instant::now() < again) {
             return;
         }
-        match sys::Heir::of(state.waiting.make_contiguous()) {
-            Ok(heir) => {
-                state.heirs.push(heir.pid());
-                let count = state.waiting.drain(..).count();
-                self.shared.pending.fetch_sub(count, Ordering::Relaxed);
-                // It ends now, and closes the last copies.
-                drop(heir);
-            }
-            Err(error) => {
-                log::debug!("no process to close what others have sent: {error}");
-                state.heir_again = Some(now + HEIR_PAUSE);
+        while state.sockets.len() > PENDING_MAX && state.heirs.len() < HEIRS_MAX {
+            match sys::Heir::of(state.sockets.make_contiguous(), &mut state.heirs) {
+                Ok(heir) => {
+                    let count = state.sockets.drain(..heir.heirlooms()).count();
+                    self.shared.pending.fetch_sub(count, Ordering::Relaxed);
+                    // It ends now, and closes the last copies.
+                    drop(heir);
+                }
+                Err(error) => {
+                    log::debug!("no process to close what others have sent: {error}");
+                    state.heir_again = Some(Instant::now() + HEIR_PAUSE);
+                    return;
+                }
             }
         }
     }
 
     /// Sees to it that somebody closes what waits. False: there can be no thread at present.
     fn attend(self: &Arc<Queue>, state: &mut State) -> bool {
-        if state.running || state.waiting.is_empty() {
+        if state.running || state.waiting() == 0 {
             return true;
         }
         let threads = &self.shared.threads;
@@ -274,7 +289,8 @@ impl Queue {
     /// None: the thread ends.
     fn next(&self) -> Option<OwnedFd> {
         let mut state = self.state.lock();
-        let next = state.waiting.pop_front();
+        let state = &mut *state;
+        let next = state.sockets.pop_front().or_else(|| state.files.pop_front());
         state.closing = next.is_some();
         state.running = next.is_some();
         next
@@ -293,7 +309,8 @@ const STACK_BYTES: usize = 64 << 10;
 impl Drop for Queue {
     fn drop(&mut self) {
         // No thread could be had for these. The process ends, and the system then closes them without waiting.
-        self.state.get_mut().waiting.drain(..).for_each(mem::forget);
+        let State { sockets, files, .. } = self.state.get_mut();
+        sockets.drain(..).chain(files.drain(..)).for_each(mem::forget);
     }
 }
 
@@ -365,7 +382,12 @@ impl Drop for Foreign {
     }
 }
 
-/// Closing one does not wait, whatever its options are. (Asking what is no socket answers ENOTSOCK, without a question to a file system.)
+/// Asking what is no socket answers ENOTSOCK, without a question to a file system.
+fn is_socket(descriptor: BorrowedFd<'_>) -> bool {
+    sockopt::socket_type(descriptor).is_ok()
+}
+
+/// Closing one does not wait, whatever its options are.
 fn is_udp_socket(descriptor: BorrowedFd<'_>) -> bool {
     sockopt::socket_type(descriptor) == Ok(SocketType::DGRAM)
         && matches!(sockopt::socket_domain(descriptor), Ok(AddressFamily::INET | AddressFamily::INET6))
@@ -424,6 +446,28 @@ mod tests {
         assert!(closers.are_many_pending());
         assert!(greedy.must_not_receive(&ours));
         assert!(!other.must_not_receive(&ours));
+    }
+
+    /// Handing them over was closing copies of them here: each close of a file asks its file system, which may not answer.
+    #[test]
+    fn sockets_only_are_handed_to_a_process_that_ends() {
+        let mut closers = Closers::new(7);
+        let closer = closers.of(8);
+        let (socket, _other) = seqpacket::pair().unwrap();
+        let file = memfd_create("file", MemfdFlags::CLOEXEC).unwrap();
+        let (read, written) = rustix::pipe::pipe().unwrap();
+        let mixed = (0..=PENDING_MAX).flat_map(|_| [&socket, &file, &read].map(|one| rustix::io::dup(one).unwrap()));
+        closer.hold(mixed);
+        assert_eq!(closer.pending(), 3 * (PENDING_MAX + 1));
+        while !closer.queue.state.lock().sockets.is_empty() {
+            closer.attend();
+            std::thread::yield_now();
+        }
+        assert_eq!(closer.pending(), 2 * (PENDING_MAX + 1), "the sockets are gone, and nothing else");
+        assert!(closer.queue.state.lock().files.iter().all(|file| !is_socket(file.as_fd())));
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        seqpacket::send(&theirs, &[b"x"], &[written.as_fd()], rustix::net::SendFlags::empty()).unwrap();
+        assert!(closer.must_not_receive(&ours), "no more is received");
     }
 
     /// It had a small size, and as much memory as its sender liked.

@@ -1,13 +1,16 @@
 //! The system calls that no safe crate offers: the only `unsafe` code of this crate.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulong, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::LazyLock;
 use std::{io, mem, ptr};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::io::DupFlags;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
 /// One instruction of a classic BPF program.
 pub(crate) type BpfInstruction = libc::sock_filter;
@@ -459,7 +462,7 @@ extern "C" fn inner_child(argument: *mut c_void) -> c_int {
 /// it has the last copy of is closed by its end, which no option of a socket (`SO_LINGER`) delays.
 #[derive(Debug)]
 pub(crate) struct Heir {
-    pid: Pid,
+    heirlooms: usize,
     /// It waits for the end of this.
     _life: OwnedFd,
 }
@@ -468,61 +471,174 @@ pub(crate) struct Heir {
 const BEGIN_WITHIN_S: i64 = 1;
 
 impl Heir {
-    /// When this returns it has the descriptors, and no others. Takes as long as a process takes to begin.
+    /// When this returns it has the first ones of these descriptors, as many as [`Heir::heirlooms`] says, and no others: at no time has it a copy
+    /// of anything else that somebody has sent, which it would have to close. Takes as long as a process takes to begin, at most a second.
+    /// The process is added to `children`, also one that has not begun in time; it is to be waited for ([`has_ended`]).
     ///
     /// Errors: there is no process to be had, or the kernel cannot close whole ranges of descriptors (before Linux 5.9).
-    pub(crate) fn of(descriptors: &[OwnedFd]) -> io::Result<Heir> {
+    pub(crate) fn of(descriptors: &[OwnedFd], children: &mut Vec<Pid>) -> io::Result<Heir> {
         use rustix::pipe::{PipeFlags, pipe_with};
+        let mut shelf = SHELF.lock();
+        let shelf = shelf.as_mut().ok_or(io::ErrorKind::Unsupported)?;
         let (begun, begins) = pipe_with(PipeFlags::CLOEXEC)?;
         let (lives, life) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (begins_at, lives_at) = (begins.as_raw_fd(), lives.as_raw_fd());
-        let mut kept: Vec<c_int> = descriptors.iter().map(AsRawFd::as_raw_fd).chain([begins_at, lives_at]).collect();
-        kept.sort_unstable();
-        // SAFETY: the child, in which there is this thread only, makes system calls on what is prepared here until it ends.
-        let pid = unsafe {
-            match libc::fork() {
-                0 => live_as_heir(&kept, begins_at, lives_at),
-                pid => pid,
-            }
-        };
-        let pid = Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)?;
+        let laid = shelf.lay([&begins, &lives].into_iter().chain(descriptors))?;
         drop((begins, lives));
-        let timeout = Timespec { tv_sec: BEGIN_WITHIN_S, tv_nsec: 0 };
-        let looked = rustix::event::poll(&mut [PollFd::new(&begun, PollFlags::IN)], Some(&timeout));
-        if looked == Ok(1) && rustix::io::read(&begun, &mut [0u8; 1]) == Ok(1) {
-            return Ok(Heir { pid, _life: life });
+        let child = laid.share().inspect(|child| children.push(*child))?;
+        if has_begun(child, &begun) {
+            return Ok(Heir { heirlooms: laid.count - Laid::PIPES, _life: life });
         }
         // It has ended without a word, or somebody has stopped it.
-        let _killed = rustix::process::kill_process(pid, Signal::KILL);
-        let _ended = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+        let _killed = rustix::process::kill_process(child, Signal::KILL);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(crate) fn pid(&self) -> Pid {
-        self.pid
+    /// How many descriptors it has.
+    pub(crate) fn heirlooms(&self) -> usize {
+        self.heirlooms
     }
 }
 
-/// What the child of [`Heir::of`] does: closes what is not `kept` (ascending), says so, and waits for the end of the other pipe.
+/// Whether a child says within a second that it has begun.
+fn has_begun(child: Pid, begun: &OwnedFd) -> bool {
+    // (No end of the pipe tells of its end: as long as it has not begun, it has this process's.)
+    let Ok(ended) = rustix::process::pidfd_open(child, PidfdFlags::empty()) else { return false };
+    let timeout = Timespec { tv_sec: BEGIN_WITHIN_S, tv_nsec: 0 };
+    let mut looked = [PollFd::new(begun, PollFlags::IN), PollFd::new(&ended, PollFlags::IN)];
+    let _either = rustix::event::poll(&mut looked, Some(&timeout));
+    looked[0].revents().contains(PollFlags::IN) && rustix::io::read(begun, &mut [0u8; 1]) == Ok(1)
+}
+
+/// The lowest numbers of descriptors, at which nothing lies that somebody has sent. A child that has the table of descriptors together with this
+/// process can leave it with copies of what lies below some number, and without touching the rest: what it had a copy of it would have to close,
+/// and closing a copy of a file asks its file system, each time.
+struct Shelf {
+    /// What takes the places.
+    null: OwnedFd,
+    /// Ascending.
+    places: Vec<OwnedFd>,
+    /// All numbers below are taken, for good. A multiple of [`NUMBERS_COPIED`].
+    end: c_int,
+}
+
+/// So many numbers are on the shelf, if the system does not allow very few.
+const PLACES: usize = 96;
+
+/// Kernels copy tables in words of so many numbers (since October 2024 to the number).
+const NUMBERS_COPIED: usize = 64;
+
+/// So many numbers the shelf takes where a process begins with it.
+pub(crate) const LOW_NUMBERS: usize = PLACES.next_multiple_of(NUMBERS_COPIED);
+
+/// The process's. None: there are no numbers for one.
+static SHELF: LazyLock<Mutex<Option<Shelf>>> = LazyLock::new(|| {
+    let shelf = Shelf::new();
+    Mutex::new(shelf.inspect_err(|error| log::warn!("no numbers are kept to close what others send: {error}")).ok())
+});
+
+/// Takes the lowest numbers of descriptors for what [`Heir`]s are to have, once in a process: before anything is received from others. What has a
+/// low number by then must not be closed as long as others send something ([`with_higher_number`]).
+pub(crate) fn keep_low_numbers() {
+    LazyLock::force(&SHELF);
+}
+
+/// The same with a number that [`keep_low_numbers`] does not want, if there are so many.
+pub(crate) fn with_higher_number(descriptor: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&descriptor, LOW_NUMBERS as c_int).unwrap_or(descriptor)
+}
+
+impl Shelf {
+    fn new() -> io::Result<Shelf> {
+        use rustix::fs::{Mode, OFlags, open};
+        let null = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let wanted = PLACES.min(free_numbers() / 8);
+        let mut places = Vec::new();
+        loop {
+            let place = rustix::io::fcntl_dupfd_cloexec(&null, 0)?;
+            let next = place.as_raw_fd() + 1;
+            places.push(place);
+            if places.len() >= wanted && (next as usize).is_multiple_of(NUMBERS_COPIED) {
+                return Ok(Shelf { null, places, end: next });
+            }
+        }
+    }
+
+    /// Lays copies of the first ones of these on the shelf.
+    fn lay<'a>(&mut self, descriptors: impl Iterator<Item = &'a OwnedFd>) -> io::Result<Laid<'_>> {
+        let mut laid = Laid { shelf: self, count: 0 };
+        for descriptor in descriptors.take(laid.shelf.places.len()) {
+            laid.lay(descriptor)?;
+        }
+        Ok(laid)
+    }
+}
+
+/// The pipes of an heir and its descriptors, as long as they lie on the shelf.
+struct Laid<'a> {
+    shelf: &'a mut Shelf,
+    count: usize,
+}
+
+impl Laid<'_> {
+    /// By one it says that it has begun, by one it learns that it is to end.
+    const PIPES: usize = 2;
+
+    fn lay(&mut self, descriptor: &OwnedFd) -> io::Result<()> {
+        rustix::io::dup3(descriptor, &mut self.shelf.places[self.count], DupFlags::CLOEXEC)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Makes a child that takes copies of what lies here.
+    fn share(&self) -> io::Result<Pid> {
+        let kept: Vec<c_int> = self.shelf.places[..self.count].iter().map(AsRawFd::as_raw_fd).collect();
+        let [begins, lives] = *kept.first_chunk::<{ Laid::PIPES }>().ok_or(io::ErrorKind::Unsupported)?;
+        const FLAGS: c_int = libc::CLONE_FILES | libc::SIGCHLD;
+        // SAFETY: as fork, but for the table of descriptors, which the child leaves at once; the child, in which there is this thread only,
+        // makes system calls on what is prepared here until it ends. Without CLONE_VM and a stack of its own it has a copy of all memory, and
+        // the other arguments are not looked at.
+        let pid = unsafe {
+            match libc::syscall(libc::SYS_clone, c_ulong::from(FLAGS.cast_unsigned()), 0 as c_ulong, 0, 0, 0) {
+                0 => live_as_heir(&kept, self.shelf.end, begins, lives),
+                pid => pid as c_int,
+            }
+        };
+        Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
+    }
+}
+
+impl Drop for Laid<'_> {
+    fn drop(&mut self) {
+        for place in &mut self.shelf.places[..self.count] {
+            // It has no reason to fail; what stays is a copy of something that ends later by that.
+            let _put_back = rustix::io::dup3(&self.shelf.null, place, DupFlags::CLOEXEC);
+        }
+    }
+}
+
+/// What the child of [`Heir::of`] does: leaves all from `end` on, closes what is not `kept` (ascending), says so, and waits for the end of the
+/// other pipe.
 ///
 /// # Safety
-/// For a process that has just been forked. System calls only; the memory is the child's own.
-unsafe fn live_as_heir(kept: &[c_int], begins: c_int, lives: c_int) -> ! {
+/// For a process that has just been made, with a copy of all memory. System calls only; the memory is the child's own.
+unsafe fn live_as_heir(kept: &[c_int], end: c_int, begins: c_int, lives: c_int) -> ! {
     let mut next = 0;
-    // SAFETY: only async-signal-safe calls, on this process's own copies of descriptors and on locals that live through them.
+    // SAFETY: only async-signal-safe calls, on locals that live through them and, once the first one has succeeded, on this process's own copies
+    // of descriptors.
     unsafe {
-        let close_range = |first: c_int, last: c_uint| {
-            if libc::syscall(libc::SYS_close_range, first, last, 0 as c_uint) != 0 {
+        let close_range = |first: c_int, last: c_uint, flags: c_uint| {
+            if libc::syscall(libc::SYS_close_range, first, last, flags) != 0 {
                 libc::_exit(1);
             }
         };
+        close_range(end, c_uint::MAX, libc::CLOSE_RANGE_UNSHARE);
         for descriptor in kept {
             if next < *descriptor {
-                close_range(next, (*descriptor - 1) as c_uint);
+                close_range(next, (*descriptor - 1) as c_uint, 0);
             }
             next = *descriptor + 1;
         }
-        close_range(next, c_uint::MAX);
+        close_range(next, c_uint::MAX, 0);
         let mut byte = 0u8;
         libc::write(begins, (&raw const byte).cast(), 1);
         while libc::read(lives, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}

@@ -21,16 +21,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 mod deaths;
 #[path = "processes/ends.rs"]
 mod ends;
+#[path = "processes/files.rs"]
+mod files;
 #[path = "processes/flood.rs"]
 mod flood;
 #[path = "processes/hang.rs"]
 mod hang;
+mod lingering;
 #[path = "processes/users.rs"]
 mod users;
 
 type Test = fn(&Scene);
 
-const TESTS: [(&str, Test); 31] = [
+const TESTS: [(&str, Test); 32] = [
     ("connections_outlive_a_crash_of_the_service", connections_outlive_a_crash_of_the_service),
     ("connections_outlive_a_panic_of_the_service", hang::connections_outlive_a_panic_of_the_service),
     ("connections_outlive_the_death_of_service_and_keeper", connections_outlive_the_death_of_service_and_keeper),
@@ -39,6 +42,7 @@ const TESTS: [(&str, Test); 31] = [
     ("a_keeper_that_is_stopped_is_replaced", a_keeper_that_is_stopped_is_replaced),
     ("a_service_that_left_its_keeper_is_ended", hang::a_service_that_left_its_keeper_is_ended),
     ("a_service_that_is_stopped_is_replaced", hang::a_service_that_is_stopped_is_replaced),
+    ("files_whose_closing_hangs_hold_nobody_up", files::files_whose_closing_hangs_hold_nobody_up),
     ("a_second_service_by_hand_is_told_of_the_first", hang::a_second_service_by_hand_is_told_of_the_first),
     ("who_waits_for_a_silent_service_says_so", hang::who_waits_for_a_silent_service_says_so),
     ("a_stopped_service_is_not_waited_for_long_for_a_lease", a_stopped_service_is_not_waited_for_long_for_a_lease),
@@ -248,6 +252,7 @@ fn role(arguments: &[String]) {
         "send_unread" => users::role_send_unread(),
         "ask_again" => users::role_ask_again(&options),
         "end" => ends::role_end(&options),
+        "hung-files" => files::role_hung_files(&options),
         "flooded" => flood::role_flooded(&options),
         "attack" => flood::role_attack(&options),
         "namespace" => role_namespace(),
@@ -401,7 +406,8 @@ fn the_service_is_detached_from_the_program_that_starts_it(scene: &Scene) {
     // The service closes some of its own meanwhile: what is listed may be gone when it is read.
     let descriptors: Vec<PathBuf> =
         fs::read_dir(proc.join("fd")).unwrap().filter_map(|entry| fs::read_link(entry.unwrap().path()).ok()).collect();
-    assert_eq!(descriptors.iter().filter(|target| **target == Path::new("/dev/null")).count(), 3, "{descriptors:?}");
+    let standard = [0, 1, 2].map(|number| fs::read_link(proc.join(format!("fd/{number}"))).unwrap());
+    assert_eq!(standard, ["/dev/null"; 3].map(PathBuf::from));
     assert!(!descriptors.iter().any(|target| target == Path::new("/etc/passwd")), "{descriptors:?}");
     assert!(!descriptors.iter().any(|target| target.to_string_lossy().starts_with("pipe:")), "{descriptors:?}");
     let status = fs::read_to_string(proc.join("status")).unwrap();

@@ -44,7 +44,7 @@ The configuration, with what it has by itself:
   pending_connections = 16384
   programs = ...                   # not set, as these: the service's own user and root have as much as there is; another user
   lanes = ...                      # has as much as it leaves to further ones, of three quarters of all (4096 programs, 1023 lanes,
-  ids = ...                        # 49152 ids, and the descriptors that the system allows, RLIMIT_NOFILE, without 413)
+  ids = ...                        # 49152 ids, and the descriptors that the system allows, RLIMIT_NOFILE, without 541)
   event_channels = ...             # not set: as descriptors allow
   descriptors = ...
   ring_offers = ...                # not set: as above, of three quarters of 2048 (or of a quarter of the descriptors, if that is less)

@@ -13,12 +13,12 @@ use super::{CLIENTS_MAX, Holder, Service, SocketId, has_socket};
 use crate::cm::protocol::CmRequest;
 use crate::config::{DESCRIPTORS_MAX, GROUPS_OF_ALL_MAX, IDS_MAX, RING_OFFERS_MAX};
 use crate::seqpacket::DESCRIPTORS_OF_ANY_MAX;
-use crate::sys::Peer;
+use crate::sys::{self, Peer};
 use crate::{LANE_MAX, ServiceError};
 
 /// Descriptors that are for the service itself: sockets of queue pair 1, looking up devices, what comes with a request (any message
-/// can have so many), and connections of those who are refused.
-const DESCRIPTORS_KEPT: usize = 160 + DESCRIPTORS_OF_ANY_MAX;
+/// can have so many), connections of those who are refused, and the lowest numbers ([`sys::keep_low_numbers`]).
+const DESCRIPTORS_KEPT: usize = 160 + DESCRIPTORS_OF_ANY_MAX + sys::LOW_NUMBERS;
 
 /// Descriptors that a program's connection takes: its socket and its pidfd.
 const OF_CONNECTION: usize = 2;

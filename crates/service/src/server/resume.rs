@@ -74,6 +74,8 @@ impl Service {
     /// `next_keeper` starts another keeper when this one is gone.
     pub fn resume(options: ServerOptions, keeper: OwnedFd, next_keeper: NextKeeper) -> Result<Service, ServiceError> {
         let failed = |errno| ServiceError::system("cannot take over from the keeper", errno);
+        let keeper = sys::with_higher_number(keeper);
+        sys::keep_low_numbers();
         let kept = Kept::by_parent(keeper.as_fd(), next_keeper);
         let (store, mut held) = Store::open(keeper).map_err(failed)?;
         let listener = held.remove(&Key::Listener).ok_or_else(|| failed(rustix::io::Errno::PROTO))?;
