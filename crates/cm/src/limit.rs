@@ -33,7 +33,7 @@ pub const fn part_of_guests(most: usize) -> usize {
 pub struct Kinds {
     /// Those that listen.
     pub listeners: usize,
-    /// Those with a connection that is being made.
+    /// Those with a connection that is being made, or that ask for a queue pair for datagrams, or are asked.
     pub pending: usize,
 }
 

@@ -62,9 +62,9 @@ impl State {
 }
 
 impl State {
-    /// A connection is being made.
+    /// A connection is being made, or a queue pair for datagrams is being asked for.
     pub fn is_pending(self) -> bool {
-        matches!(self, ReqSent | MraReqRcvd | ReqRcvd | RepSent | MraRepRcvd | RepRcvd)
+        matches!(self, ReqSent | MraReqRcvd | ReqRcvd | RepSent | MraRepRcvd | RepRcvd | SidrReqSent | SidrReqRcvd)
     }
 }
 

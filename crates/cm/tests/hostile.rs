@@ -6,8 +6,13 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use common::*;
-use ferroce_cm::{BindOptions, Cm, CmError, CmId, Config, DropReason, EventKind, Owner, Service, State, User, errno};
-use ferroce_wire::mad::{ApStatus, IpHeaderError, Mad, MadError, Message, PortSpace, RejReason, ServiceId, gid_of};
+use ferroce_cm::{
+    AcceptDatagramParam, BindOptions, Cm, CmError, CmId, Config, DropReason, EventKind, Owner, Path, ResolveParam,
+    Service, State, UDP_QKEY, User, errno,
+};
+use ferroce_wire::mad::{
+    ApStatus, Ece, IpHeaderError, Mad, MadError, Message, PortSpace, RejReason, ServiceId, gid_of,
+};
 
 /// The REQ of a stranger at host 0 to host 1, number `n`.
 fn req(net: &mut Net, n: u32) -> Mad {
@@ -234,6 +239,33 @@ fn ids_are_counted_by_kind() {
     assert_eq!(counted(&net), [(0, 0), (1, 0), (0, 0)], "the request went with its listener");
     assert_eq!(net.hosts[1].ids_with_owners(), 1);
     net.end();
+}
+
+/// Whether one more was allowed was told by a number that they did not change.
+#[test]
+fn datagram_ids_that_ask_are_counted_as_pending() {
+    let mut net = Net::new(2);
+    let datagram = |cm: &mut Cm| cm.create_id(OWNER, PortSpace::Udp, Service::Datagram).unwrap();
+    net.at(1, |cm, _| {
+        let listener = datagram(cm);
+        cm.bind(listener, SocketAddr::new(addr(1), PORT), BindOptions::default()).unwrap();
+        cm.listen(listener, 4).unwrap();
+    });
+    net.at(0, |cm, now| {
+        let id = datagram(cm);
+        let path = Path::new(addr(0), addr(1));
+        cm.resolve(now, id, &ResolveParam { path, port: PORT, private_data: b"" }).unwrap();
+    });
+    let pending = |net: &Net| [0, 1].map(|host: usize| net.hosts[host].kinds_of_owner(OWNER).pending);
+    assert_eq!(pending(&net), [1, 0]);
+    net.run(10 * MS);
+    assert_eq!(pending(&net), [1, 1]);
+    let request = net.event(1).id;
+    let answer =
+        AcceptDatagramParam { qpn: 0x33, qkey: UDP_QKEY, private_data: b"", ece: Ece { vendor_id: 0, attr_mod: 0 } };
+    net.at(1, |cm, now| cm.accept_datagram(now, request, &answer)).unwrap();
+    net.run(10 * MS);
+    assert_eq!(pending(&net), [0, 0], "it is resolved");
 }
 
 /// Requests that cannot be: each gets its reason, and costs nothing.

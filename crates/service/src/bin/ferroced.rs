@@ -35,7 +35,8 @@ The configuration, with what it has by itself:
   lanes = 64                       # 1 to 64
   ids = 16384                      # of the connection manager, 1 to 49152; so listeners and pending_connections
   listeners = 4096
-  pending_connections = 4096       # connections that are being made; also requests that wait at a listener, but at most 1024
+  pending_connections = 4096       # connections that are being made, datagram ids that ask; also requests that wait at a listener, but
+                                   # at most 1024
   event_channels = 1024            # 1 to 65536
   descriptors = 2048               # that the service holds: 2 for a program, 2 for a lane, 1 for an event channel; from 4
   ring_offers = 128                # of memory for rings, until they are read; 1 to 2048
