@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use ferroce_transport::{PathAddr, Train};
@@ -91,7 +91,8 @@ fn shared(path: &Path) -> Result<Arc<Mutex<Writer>>, CaptureError> {
 }
 
 /// For the exit of the process: what its captures have not written yet is written, as far as readers take it within two seconds each. They
-/// end with it.
+/// end with it. One that a thread is at, and does not let go of within that time, ends early: it may be the thread that exits, from a signal
+/// handler.
 pub fn finish_captures() {
     let pid = std::process::id();
     let writers: Vec<_> = match OPEN.try_lock() {
@@ -100,12 +101,33 @@ pub fn finish_captures() {
         Err(_) => return,
     };
     for writer in writers {
-        lock(&writer).finish();
+        let give_up = Instant::now() + PATIENCE;
+        match lock_until(&writer, give_up) {
+            Some(mut writer) => writer.finish(give_up),
+            None => log::warn!("the packet capture ends early: a thread that was interrupted is at it"),
+        }
+    }
+}
+
+/// So long the end of a capture waits, in all.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between looks whether it may go on.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// None: somebody has it all the time.
+fn lock_until<T>(of: &Mutex<T>, give_up: Instant) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match of.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= give_up => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+        }
     }
 }
 
 /// A panic while writing leaves at worst half a record.
-fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -279,11 +301,8 @@ impl Writer {
         }
     }
 
-    /// Writes what waits, as far as the reader takes it within two seconds. The capture ends with it.
-    fn finish(&mut self) {
-        const PATIENCE: Duration = Duration::from_secs(2);
-        const PAUSE: Duration = Duration::from_millis(1);
-        let give_up = Instant::now() + PATIENCE;
+    /// Writes what waits, as far as the reader takes it until then. The capture ends with it.
+    fn finish(&mut self, give_up: Instant) {
         self.flush();
         while self.out.is_some() && !self.waiting.bytes.is_empty() {
             if Instant::now() >= give_up {
@@ -301,7 +320,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.finish();
+        self.finish(Instant::now() + PATIENCE);
     }
 }
 
@@ -386,4 +405,30 @@ fn fold(mut sum: u64) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// The exit waited for ever, where a signal handler called it in the midst of a frame.
+    #[test]
+    fn an_exit_in_the_midst_of_a_frame_ends_captures_early() {
+        let path = std::env::temp_dir().join(format!("ferroce-interrupted-{}.pcap", std::process::id()));
+        let writer = shared(&path).unwrap();
+        let held = lock(&writer);
+        let (finished, finishes) = mpsc::channel();
+        std::thread::spawn(move || {
+            finish_captures();
+            finished.send(())
+        });
+        finishes.recv_timeout(Duration::from_secs(60)).expect("it waits for who was interrupted");
+        assert!(held.out.is_some(), "that one has it still");
+        drop(held);
+        finish_captures();
+        assert!(lock(&writer).out.is_none(), "nobody has it any more");
+        std::fs::remove_file(&path).unwrap();
+    }
 }
