@@ -40,6 +40,7 @@ pub use ferroce_core::{
     AsyncEvent, Buffer, CompChannel, Mapping, RawRegion, TagChange, TagOp, TaggedRecv, WindowKind, flow, limits, sync,
 };
 pub use ferroce_engine::{Attendance, Counters, QueueCaps};
+pub use ferroce_service::standing::know_stderr;
 pub use ferroce_service::{ServiceError, client::Client, cm, environment};
 pub use ferroce_transport::{
     Access, Completion, FlushRange, MwBind, PathAddr, Placement, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RecvWr,

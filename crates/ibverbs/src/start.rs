@@ -1,4 +1,4 @@
-//! What is done once in a process: handlers of fork and exit when the library is loaded; the log and what is kept for good at the first
+//! What is done once in a process: handlers of fork and exit, and a look at standard error, when the library is loaded; the log and what is kept for good at the first
 //! use.
 //!
 //! A thread may fork at any moment while others use the library. What belongs to an object is refused in the child; what belongs to the
@@ -77,6 +77,7 @@ extern "C" fn on_load() {
         libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
         libc::atexit(at_exit);
     }
+    ferroce::know_stderr();
 }
 
 #[used]

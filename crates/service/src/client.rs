@@ -439,6 +439,7 @@ impl Line {
             let what = format!("cannot connect to the Ferroce service at the abstract name {:?}", options.name);
             Refusal::Final(ServiceError::system(what, errno))
         };
+        standing::know_stderr();
         let socket = seqpacket::socket(SocketFlags::empty()).map_err(failed)?;
         let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 3).map_err(failed)?;
         let mut line = Line { socket, last_id: 0, patience: options.patience };

@@ -17,6 +17,11 @@ pub fn var_os(name: &str) -> Option<OsString> {
     if is_foreign() { None } else { set(std::env::var_os(name)) }
 }
 
+/// `FERROCE_LOG`, which every program obeys; None also if it is empty.
+pub fn log_level() -> Option<OsString> {
+    set(std::env::var_os("FERROCE_LOG"))
+}
+
 /// [`var_os`] as text.
 ///
 /// # Errors

@@ -1,14 +1,15 @@
 //! What can be told of a service from outside: whose it is, and what its processes do.
 
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
-use crate::{DEFAULT_NAME, ServiceError, seqpacket, sys};
+use crate::{DEFAULT_NAME, ServiceError, environment, seqpacket, sys};
 
 /// A process, as `/proc/PID/stat` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,10 +143,13 @@ pub(crate) fn silence_of(socket: impl AsFd) -> String {
 /// After so long a program says what it waits for: it would seem to hang.
 pub(crate) const WORD_AFTER: Duration = Duration::from_secs(5);
 
-/// Says what a program waits for, whether or not somebody asked for a log: one line on standard error.
+/// Says what a program waits for, one line: in the log, or, where nobody has said what is to be logged, on standard error.
 pub(crate) fn say(line: &str) {
     if log::log_enabled!(log::Level::Warn) {
         log::warn!("{line}");
+        return;
+    }
+    if environment::log_level().is_some() || !is_stderr_for_people() {
         return;
     }
     // Not through the standard library's stderr, whose lock a forked child may find taken; and only where that neither waits nor fails
@@ -156,6 +160,26 @@ pub(crate) fn say(line: &str) {
     if is_ready && polled[0].revents() == PollFlags::OUT {
         let _ = rustix::io::write(stderr, format!("ferroce: {line}\n").as_bytes());
     }
+}
+
+/// Device and inode of standard error as it was at first. None: there was none.
+static STDERR: OnceLock<Option<(u64, u64)>> = OnceLock::new();
+
+/// Remembers what standard error is, once: to be called as early as can be, at the latest before this library opens anything.
+pub fn know_stderr() {
+    STDERR.get_or_init(|| identity(rustix::stdio::stderr()));
+}
+
+/// Whether descriptor 2 is what the program was started with, or a terminal: a daemon that closes its own may have a connection there, or a
+/// file of data.
+fn is_stderr_for_people() -> bool {
+    let stderr = rustix::stdio::stderr();
+    let known = STDERR.get().copied().flatten();
+    rustix::termios::isatty(stderr) || known.is_some_and(|known| identity(stderr) == Some(known))
+}
+
+fn identity(descriptor: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    rustix::fs::fstat(descriptor).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// What to say where another service has the name.

@@ -246,6 +246,7 @@ fn role(arguments: &[String]) {
         "relayed" => users::role_relayed(&options),
         "ask" => role_ask(&options),
         "wait" => hang::role_wait(&options),
+        "wait-with-data" => hang::role_wait_with_data(&options),
         "leave" => hang::role_leave(&options),
         "look" => users::role_look(&options),
         "greedy" => users::role_greedy(&options),

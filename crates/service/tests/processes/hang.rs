@@ -143,7 +143,17 @@ fn replace_keeper(client: &Client) -> Status {
 
 /// Says what comes of a service that answers late.
 pub(super) fn role_wait(options: &StartOptions) {
+    say("waits");
     say(Client::connect(options).map_or_else(|error| error.to_string(), |_| "connected".into()));
+}
+
+/// Like a daemon that closes standard error, whose file of data has its number then. Says also what is in the file at the end.
+pub(super) fn role_wait_with_data(options: &StartOptions) {
+    ferroce_service::standing::know_stderr();
+    let data = memfd_create("data", MemfdFlags::CLOEXEC).unwrap();
+    rustix::stdio::dup2_stderr(&data).unwrap();
+    role_wait(options);
+    say(rustix::fs::fstat(&data).unwrap().st_size);
 }
 
 /// It took half a minute without a word. The first keeper, which listened at the name, is dead.
@@ -151,8 +161,15 @@ pub(super) fn who_waits_for_a_silent_service_says_so(scene: &Scene) {
     let service = replace_keeper(&scene.connect_or_start()).pid;
     signal(service, Signal::STOP);
     let mut command = scene.helper_command("wait");
+    command.env("FERROCE_LOG", "error").stderr(Stdio::piped());
+    let mut silent = Helper::spawn(command);
+    let mut with_data = scene.helper("wait-with-data");
+    // They wait for longer than the next one.
+    assert_eq!([silent.line(), with_data.line()], ["waits", "waits"]);
+    let mut command = scene.helper_command("wait");
     command.stderr(Stdio::piped());
     let mut helper = Helper::spawn(command);
+    assert_eq!(helper.line(), "waits");
     let mut stderr = BufReader::new(helper.child.stderr.take().unwrap());
     let mut told = String::new();
     stderr.read_line(&mut told).unwrap();
@@ -164,6 +181,13 @@ pub(super) fn who_waits_for_a_silent_service_says_so(scene: &Scene) {
     signal(service, Signal::CONT);
     assert_eq!(helper.line(), "connected");
     helper.end();
+    assert_eq!(silent.line(), "connected");
+    let mut told = String::new();
+    silent.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(told, "", "FERROCE_LOG says that only errors are told");
+    silent.end();
+    assert_eq!([with_data.line(), with_data.line()], ["connected", "0"]);
+    with_data.end();
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "", "once is enough");
