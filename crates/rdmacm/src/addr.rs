@@ -224,14 +224,14 @@ fn ask_for_neighbour(id: &IdObject, timeout_ms: u32) -> Call<()> {
     let path = {
         let mut inner = id.inner();
         inner.routed = false;
-        inner.asking = Some(cookie);
         inner.path.ok_or_else(|| Refusal::invalid("the id has no path"))?
     };
+    id.begin_asking(cookie);
     // SAFETY: a path of ours; the function lives as long as the library, which is never unloaded.
     match unsafe { verbs::ferroce_cm_neighbour(&raw const path, timeout_ms, neighbour_told, cookie) } {
         libc::EINPROGRESS => Ok(()),
         errno => {
-            id.inner().asking = None;
+            id.stop_asking();
             check(errno)?;
             id.raise(event::ADDR_RESOLVED, 0);
             Ok(())

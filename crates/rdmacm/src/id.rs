@@ -94,15 +94,26 @@ struct Live(*const IdObject);
 // SAFETY: ids may be used from any thread.
 unsafe impl Send for Live {}
 
-/// Live ids by the service's number. While it is locked, none of them is freed.
-static TABLE: Mutex<Option<HashMap<u64, Live>>> = Mutex::new(None);
+/// Live ids by the service's number, and those that wait to hear whether anybody is there by the wait's cookie.
+#[derive(Default)]
+struct Ids {
+    by_number: HashMap<u64, Live>,
+    by_cookie: HashMap<u64, Live>,
+}
+
+/// While it is locked, none of them is freed.
+static TABLE: Mutex<Option<Ids>> = Mutex::new(None);
+
+fn table() -> MutexGuard<'static, Option<Ids>> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The table of live ids, locked: while a thread forks.
-pub(crate) struct Table(MutexGuard<'static, Option<HashMap<u64, Live>>>);
+pub(crate) struct Table(MutexGuard<'static, Option<Ids>>);
 
 impl Table {
     pub(crate) fn hold() -> Table {
-        Table(TABLE.lock().unwrap_or_else(PoisonError::into_inner))
+        Table(table())
     }
 
     /// Forgets all ids.
@@ -149,8 +160,8 @@ impl Counted {
 
 /// The live id of a number, counted.
 pub(crate) fn find(number: u64) -> Option<Counted> {
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let live = table.as_ref()?.get(&number).copied()?;
+    let table = table();
+    let live = table.as_ref()?.by_number.get(&number).copied()?;
     // SAFETY: it is in the table, which is locked.
     unsafe { &*live.0 }.inner().outstanding += 1;
     Some(Counted(live.0))
@@ -164,21 +175,20 @@ pub(crate) fn is_live(number: u64) -> bool {
 
 /// The live id that waits under a cookie, counted; it waits no more.
 pub(crate) fn done_asking(cookie: u64) -> Option<Counted> {
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    table.iter().flat_map(|table| table.values()).find_map(|live| {
-        // SAFETY: it is in the table, which is locked.
-        let mut inner = unsafe { &*live.0 }.inner();
-        inner.asking.take_if(|asking| *asking == cookie)?;
-        inner.outstanding += 1;
-        Some(Counted(live.0))
-    })
+    let mut table = table();
+    let live = table.as_mut()?.by_cookie.remove(&cookie)?;
+    // SAFETY: it was in the table, which is locked.
+    let mut inner = unsafe { &*live.0 }.inner();
+    inner.asking.take_if(|asking| *asking == cookie)?;
+    inner.outstanding += 1;
+    Some(Counted(live.0))
 }
 
 /// All live ids on a channel, counted.
 pub(crate) fn on_channel(channel: &Arc<ChannelObject>) -> Vec<Counted> {
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let table = table();
     let mut found = Vec::new();
-    for live in table.iter().flat_map(|table| table.values()) {
+    for live in table.iter().flat_map(|ids| ids.by_number.values()) {
         // SAFETY: it is in the table, which is locked.
         let mut inner = unsafe { &*live.0 }.inner();
         if Arc::ptr_eq(&inner.channel, channel) {
@@ -241,23 +251,42 @@ impl IdObject {
             inner: Mutex::new(inner),
             acked: Condvar::new(),
         }));
-        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-        table.get_or_insert_default().insert(fresh.number, Live(id));
+        table().get_or_insert_default().by_number.insert(fresh.number, Live(id));
         id
     }
 
     /// The service has a new number for it.
     pub(crate) fn renumber(&self, number: u64) {
-        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = table();
         let old = std::mem::replace(&mut self.inner().number, number);
-        if let Some(table) = table.as_mut()
-            && let Some(live) = table.remove(&old)
+        if let Some(ids) = table.as_mut()
+            && let Some(live) = ids.by_number.remove(&old)
         {
-            table.insert(number, live);
+            ids.by_number.insert(number, live);
         }
         drop(table);
         let channel = Arc::clone(&self.inner().channel);
         channel.renumber(old, number);
+    }
+
+    /// It waits under this cookie ([`done_asking`]).
+    pub(crate) fn begin_asking(&self, cookie: u64) {
+        let mut table = table();
+        let by_cookie = &mut table.get_or_insert_default().by_cookie;
+        if let Some(before) = self.inner().asking.replace(cookie) {
+            by_cookie.remove(&before);
+        }
+        by_cookie.insert(cookie, Live(self));
+    }
+
+    /// It waits no more. Gives the cookie that it waited under.
+    pub(crate) fn stop_asking(&self) -> Option<u64> {
+        let mut table = table();
+        let cookie = self.inner().asking.take()?;
+        if let Some(ids) = table.as_mut() {
+            ids.by_cookie.remove(&cookie);
+        }
+        Some(cookie)
     }
 
     /// Has the service do something about the id, which it knows by the number that `call` gets. If the service has crashed, the next
@@ -431,12 +460,11 @@ rdma! {
         let number = object.number();
         // SAFETY: a plain call. What fails here (the service has just crashed) is gone as well.
         unsafe { verbs::ferroce_cm_destroy(number) };
-        if let Some(table) = TABLE.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        if let Some(ids) = table().as_mut() {
             // Not the number from above: another thread may be bringing the channel's ids over to another service.
-            table.remove(&object.number());
+            ids.by_number.remove(&object.number());
         }
-        let asking = object.inner().asking.take();
-        if let Some(cookie) = asking {
+        if let Some(cookie) = object.stop_asking() {
             // SAFETY: a plain call. If it is too late, the table does not know the id any more, or the wait below is for the event.
             unsafe { verbs::ferroce_cm_neighbour_cancel(cookie) };
         }

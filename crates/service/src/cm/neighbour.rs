@@ -6,6 +6,7 @@
 //! privilege. Where the kernel cannot be asked (a sandbox, a firewall, a kernel before 5.1) the answer is that there is nothing to wait
 //! for, and the connection manager finds out.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -25,14 +26,14 @@ const DISCARD: u16 = 9;
 const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
 /// A host on a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Neighbour {
     ifindex: u32,
     addr: IpAddr,
 }
 
 /// Somebody whom the kernel does not know yet, before a peer or the peer itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Unknown {
     neighbour: Neighbour,
     local: IpAddr,
@@ -168,7 +169,10 @@ impl<T> Inquiries<T> {
     /// The kernel has news: takes the questions that they answer.
     pub fn hear(&mut self, now: Instant, news: &News) -> Vec<T> {
         match news {
-            News::Known(known) => self.take(|inquiry| known.contains(&inquiry.whom.neighbour)),
+            News::Known(known) => {
+                let known: HashSet<&Neighbour> = known.iter().collect();
+                self.take(|inquiry| known.contains(&inquiry.whom.neighbour))
+            }
             News::Lost => {
                 self.open.iter_mut().for_each(|inquiry| inquiry.again = now);
                 Vec::new()
@@ -178,6 +182,7 @@ impl<T> Inquiries<T> {
 
     /// Takes the questions about those who are known now.
     pub fn answered(&mut self, known: &[Unknown]) -> Vec<T> {
+        let known: HashSet<&Unknown> = known.iter().collect();
         self.take(|inquiry| known.contains(&inquiry.whom))
     }
 
@@ -189,14 +194,12 @@ impl<T> Inquiries<T> {
     /// Whom the kernel should be made to ask for anew, from time to time: [`Unknown::ask_again`].
     pub fn due(&mut self, now: Instant) -> Vec<Unknown> {
         let due = self.open.iter_mut().filter(|inquiry| inquiry.again <= now);
-        let mut whom: Vec<Unknown> = due
-            .map(|inquiry| {
-                inquiry.again = now + AGAIN;
-                inquiry.whom
-            })
-            .collect();
-        whom.dedup();
-        whom
+        let whom = due.map(|inquiry| {
+            inquiry.again = now + AGAIN;
+            inquiry.whom
+        });
+        let mut seen = HashSet::new();
+        whom.filter(|whom| seen.insert(*whom)).collect()
     }
 
     fn take(&mut self, mut which: impl FnMut(&Inquiry<T>) -> bool) -> Vec<T> {
@@ -308,6 +311,17 @@ mod tests {
         assert_eq!(inquiries.due(now + AGAIN), [host(7)]);
         assert_eq!(inquiries.due(now + AGAIN), []);
         assert_eq!(inquiries.next_timeout(), Some(now + AGAIN + AGAIN));
+    }
+
+    /// Only neighbours in the list were told apart: two hosts by turns were asked for as often as somebody waited for them.
+    #[test]
+    fn each_is_asked_for_once_however_many_wait() {
+        let now = Instant::now();
+        let mut inquiries = Inquiries::new();
+        for last in [7, 8, 7, 8] {
+            inquiries.open(now, host(last), ms(2_000), ());
+        }
+        assert_eq!(inquiries.due(now + AGAIN), [host(7), host(8)]);
     }
 
     #[test]
