@@ -1,5 +1,6 @@
 //! The private interface by which `librdmacm.so.1` reaches the connection manager: the functions `ferroce_cm_*` of `libibverbs.so.1`,
-//! version node `FERROCE_PRIVATE_1`. Whatever changes here needs a new node: programs may load the two libraries of two installations.
+//! version node `FERROCE_PRIVATE_1`. From the first release on, whatever changes here needs a new node: programs may load the two libraries of
+//! two installations. Before it there are no two that have to fit: the node has what is there, and both libraries come from one build.
 
 use std::ffi::{c_char, c_int};
 
