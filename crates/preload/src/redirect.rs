@@ -61,16 +61,20 @@ impl Redirected {
 
 /// Writes where `path` leads into `buffer`, with its end. False: nowhere else, or there is no room for it.
 fn redirect(root: &[u8], path: &[u8], buffer: &mut [MaybeUninit<u8>]) -> bool {
-    let mut resolved = [0; PATH_MAX];
+    // Filled where it is needed: nearly all paths are none of ours.
+    let mut resolved;
     let (root, path) = match below(path) {
         None => return false,
         Some(rest) if stays_below(rest) => (root, path),
         // Linux's folder need not be there, and what is beside it is found without.
-        Some(_) => match without_dots(path, &mut resolved) {
-            None => return false,
-            Some(path) if is_ours(path) => (root, path),
-            Some(path) => (&[][..], path),
-        },
+        Some(_) => {
+            resolved = [0; PATH_MAX];
+            match without_dots(path, &mut resolved) {
+                None => return false,
+                Some(path) if is_ours(path) => (root, path),
+                Some(path) => (&[][..], path),
+            }
+        }
     };
     if root.len() + path.len() >= buffer.len() {
         return false;
