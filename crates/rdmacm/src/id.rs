@@ -169,8 +169,7 @@ pub(crate) fn find(number: u64) -> Option<Counted> {
 
 /// Is there an id of this number?
 pub(crate) fn is_live(number: u64) -> bool {
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
-    table.as_ref().is_some_and(|table| table.contains_key(&number))
+    table().as_ref().is_some_and(|ids| ids.by_number.contains_key(&number))
 }
 
 /// The live id that waits under a cookie, counted; it waits no more.
