@@ -14,7 +14,7 @@ use ferroce_abi::cm::{DETAIL_REQUEST, ferroce_cm_event};
 
 use crate::abi::rdma_event_channel;
 use crate::entry::{Call, Refusal, check, given, rdma};
-use crate::{fork, recover, verbs};
+use crate::{fork, id, recover, verbs};
 
 /// An event that no program has seen yet.
 pub(crate) enum Queued {
@@ -238,14 +238,20 @@ impl ChannelObject {
         unsafe { libc::read(self.wake.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
+    /// Takes the next event of those that are ready.
+    fn pop(&self, state: &mut State) -> Option<Queued> {
+        let event = state.queue.pop_front()?;
+        if state.queue.is_empty() {
+            self.lower();
+        }
+        Some(event)
+    }
+
     /// Takes the next event, if there is one.
     pub(crate) fn pull(self: &Arc<Self>) -> Call<Option<Queued>> {
         let next = {
             let mut state = self.state();
-            if let Some(event) = state.queue.pop_front() {
-                if state.queue.is_empty() {
-                    self.lower();
-                }
+            if let Some(event) = self.pop(&mut state) {
                 return Ok(Some(event));
             }
             next_of_service(&state)
@@ -253,12 +259,7 @@ impl ChannelObject {
         match next {
             Err(refusal) if refusal.errno() == libc::ECONNRESET => {
                 recover::channel(self)?;
-                let mut state = self.state();
-                let event = state.queue.pop_front();
-                if event.is_some() && state.queue.is_empty() {
-                    self.lower();
-                }
-                Ok(event)
+                Ok(self.pop(&mut self.state()))
             }
             // It asks for what nobody can answer any more; the look that it takes finds the end.
             Ok(Some(event)) if event.is_request() && self.has_ended() => {
@@ -270,18 +271,18 @@ impl ChannelObject {
     }
 
     /// An id of the channel was destroyed: events of it are nobody's.
-    pub(crate) fn forget_stale(&self, is_live: impl Fn(u64) -> bool) {
+    pub(crate) fn forget_stale(&self) {
         self.stale.store(true, Ordering::Relaxed);
-        self.drop_stale(is_live);
+        self.drop_stale();
     }
 
     /// Drops events of destroyed ids up to the first one of a live id: what is left makes the descriptor readable rightly.
-    pub(crate) fn drop_stale(&self, is_live: impl Fn(u64) -> bool) {
+    pub(crate) fn drop_stale(&self) {
         if !self.stale.load(Ordering::Relaxed) {
             return;
         }
         while let Some(owner) = self.owner_of_next() {
-            if is_live(owner) {
+            if id::is_live(owner) {
                 return;
             }
             self.drop_next(owner);
@@ -305,10 +306,7 @@ impl ChannelObject {
     fn drop_next(&self, owner: u64) {
         let mut state = self.state();
         if state.queue.front().is_some_and(|event| event.owner() == owner) {
-            state.queue.pop_front();
-            if state.queue.is_empty() {
-                self.lower();
-            }
+            self.pop(&mut state);
         }
     }
 

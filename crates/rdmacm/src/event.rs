@@ -307,7 +307,7 @@ fn step(channel: *mut rdma_event_channel, place: *mut *mut rdma_cm_event, polled
         // SAFETY: by the contract of `rdma_get_cm_event`.
         let channel = unsafe { ChannelObject::of(channel) }?;
         if let Some(event) = next(&channel)? {
-            channel.drop_stale(id::is_live);
+            channel.drop_stale();
             // SAFETY: as above.
             unsafe { put(place, event) }?;
             return Ok(0);

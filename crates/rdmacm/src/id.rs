@@ -469,7 +469,7 @@ rdma! {
         }
         object.forget_event();
         let channel = Arc::clone(&object.inner().channel);
-        channel.forget_stale(is_live);
+        channel.forget_stale();
         let mut inner = object.inner();
         while inner.outstanding > 0 {
             inner = object.acked.wait(inner).unwrap_or_else(PoisonError::into_inner);
