@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ferroce_core::cq::News;
 use ferroce_core::{Cq, KeyTable, XrcSrq, mem};
+use ferroce_link::ring::Lending;
 use ferroce_transport::{
     Access, AtomicOp, Completion, Count, Drop, EarlyBudget, Host, Memory, MemoryError, MwBind, PathAddr, QpEvent,
     RecvWr, Sge, Span, TagMatch, WcFlags, WcStatus, Window, WindowSignal,
@@ -28,6 +29,10 @@ pub(crate) struct QpHost<'a> {
     pub(crate) moderated: &'a mut Vec<Arc<Cq>>,
     /// Windows of a connected queue pair (RC, XRC).
     pub(crate) own: Option<Pair>,
+    /// The peer is on this host, and may fetch memory of this process.
+    pub(crate) lending: Option<&'a Lending>,
+    /// Where the payload of the packet at hand is already: the bytes that come with it are none.
+    pub(crate) placed: Option<Span>,
     /// Windows that were asked for room in this call.
     pub(crate) asked: [Option<WindowId>; 2],
     /// Windows that got room back in this call.
@@ -92,6 +97,12 @@ impl Memory for QpHost<'_> {
     }
 
     fn store(&mut self, span: Span, data: &[u8], last: bool) -> Result<(), MemoryError> {
+        if let Some(placed) = self.placed {
+            // Elsewhere, if the region was registered anew since.
+            let inside =
+                span.addr >= placed.addr && span.addr + data.len() as u64 <= placed.addr + u64::from(placed.len);
+            return if inside { Ok(()) } else { Err(MemoryError::Fault) };
+        }
         if mem::is_zeros(span.addr) {
             return Ok(());
         }
@@ -149,6 +160,12 @@ impl Host for QpHost<'_> {
     }
 
     fn complete_send(&mut self, completion: Completion) {
+        // The program may do with the memory what it likes, although the peer may not have read it.
+        if completion.status != WcStatus::Success
+            && let Some(lending) = self.lending
+        {
+            lending.recall();
+        }
         let qp = self.qp;
         self.complete(qp.init.send_cq.as_ref().expect("who sends has a completion queue"), completion);
     }
@@ -169,6 +186,10 @@ impl Host for QpHost<'_> {
             // the other if an answer comes before the ACK (perftest's `ib_send_lat -e` then hangs now and then).
             self.received |= received && news == News::None;
         }
+    }
+
+    fn lends(&mut self) -> bool {
+        self.lending.is_some_and(Lending::is_allowed)
     }
 
     fn event(&mut self, event: QpEvent) {

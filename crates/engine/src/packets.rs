@@ -17,7 +17,7 @@ pub fn load(train: &Train, into: &mut [u8]) -> Result<(), mem::Fault> {
             into.copy_from_slice(&bytes[from..from + into.len()]);
             Ok(())
         }
-        Payload::Copy(span) => mem::load(span.addr, into),
+        Payload::Copy(span) | Payload::Lent(span) => mem::load(span.addr, into),
         Payload::Gather(spans) => {
             let mut rest = into;
             for span in spans {

@@ -11,10 +11,9 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ferroce_link::ring::{CAPACITY, PACKET_MAX, Refusal, Ring, WakeSocket, Waker, Watch};
+use ferroce_link::ring::{Arrival, CAPACITY, Lending, PACKET_MAX, Refusal, Ring, WakeSocket, Waker, Watch};
 use ferroce_link::{LinkStats, SendError};
 use ferroce_transport::{Nanos, Train};
-use ferroce_wire::Headers;
 use parking_lot::Mutex;
 
 use crate::relay::{Relay, RingCall, RingWord};
@@ -144,6 +143,11 @@ impl Rings {
         &self.stats
     }
 
+    /// Counts packets whose payload could not be had from who lent it.
+    pub(crate) fn count_unfetched(&mut self, count: u64) {
+        self.stats.ring_rx_unfetched += count;
+    }
+
     /// Counts a packet that came from a ring for a queue pair that has nothing to do with it.
     pub(crate) fn count_strangers(&mut self, count: u64) {
         self.stats.ring_rx_stranger += count;
@@ -154,6 +158,12 @@ impl Rings {
         let place = *self.by_lane.get(&lane)?;
         let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && peer.ring.is_usable())?;
         matches!(peer.stage, Stage::Ready(_)).then_some(RingId { place, id: peer.id })
+    }
+
+    /// For who lends memory through a ring.
+    pub(crate) fn lending(&self, ring: RingId) -> Option<Lending> {
+        let peer = self.peers[ring.place].as_ref().filter(|peer| peer.id == ring.id)?;
+        Some(peer.ring.lending())
     }
 
     /// Sees to it that there is a ring to a lane, as far as that is in our hands.
@@ -354,12 +364,12 @@ impl Rings {
     }
 
     /// Gives what came to `sink`, with the lane that it came from. Gives the number of packets.
-    pub(crate) fn receive(&mut self, sink: &mut dyn FnMut(u16, &Headers, &[u8])) -> usize {
+    pub(crate) fn receive(&mut self, sink: &mut dyn FnMut(u16, Arrival<'_>)) -> usize {
         let mut packets = 0;
         for peer in self.peers.iter_mut().flatten() {
             let lane = peer.lane;
-            packets += peer.ring.recv(RECEIVE_BYTES, &mut self.scratch, &mut self.stats, &mut |headers, payload| {
-                sink(lane, headers, payload);
+            packets += peer.ring.recv(RECEIVE_BYTES, &mut self.scratch, &mut self.stats, &mut |arrival| {
+                sink(lane, arrival);
             });
         }
         packets
@@ -434,6 +444,7 @@ mod tests {
 
     use super::*;
     use crate::relay::Relayed;
+    use ferroce_wire::Headers;
 
     const LEASE: u64 = 0x1111;
 
@@ -529,7 +540,7 @@ mod tests {
 
         fn read(&mut self, at: usize) -> usize {
             let (mut scratch, mut stats) = (Box::new([0; PACKET_MAX]), LinkStats::default());
-            self.ends[at].0.recv(1 << 20, &mut scratch, &mut stats, &mut |_, _| {})
+            self.ends[at].0.recv(1 << 20, &mut scratch, &mut stats, &mut |_| {})
         }
 
         /// Bytes of memory that all rings have.

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use ferroce_core::flow::{FlowId, FlowRule};
 use ferroce_core::{AsyncQueue, CoreError};
+use ferroce_link::ring::{Arrival, Lost};
 use ferroce_link::{Link, LinkStats, SendError};
 use ferroce_transport::{FrameFate, Nanos, Packet, PathAddr, QpAttr, QpAttrMask, QpState, QpType, Train};
 use ferroce_wire::Headers;
 use smallvec::SmallVec;
 
 pub(crate) use self::machines::Entry;
-use self::machines::Machines;
+use self::machines::{Machines, stays_here};
 use crate::clock;
 use crate::counters::{CounterSnapshot, Counters, Strays};
 use crate::groups::Group;
@@ -380,14 +381,21 @@ impl LaneState {
     /// Takes packets from the rings; gives their number.
     fn receive_rings(&mut self, shared: &LaneShared, now: Nanos, lazy: bool) -> usize {
         let Some(rings) = &mut self.rings else { return 0 };
-        let machines = &mut self.machines;
-        let mut strangers = 0;
-        let packets = rings.receive(&mut |lane, headers, payload| {
-            if !machines.receive_from_ring(shared, now, lane, headers, payload, lazy) {
-                strangers += 1;
+        let (machines, scratch) = (&mut self.machines, &mut self.scratch);
+        let (mut strangers, mut unfetched) = (0, 0);
+        let packets = rings.receive(&mut |lane, arrival| match arrival {
+            Arrival::Packet(headers, payload) => {
+                let known = machines.receive_from_ring(shared, now, lane, headers, payload, lazy);
+                strangers += u64::from(!known);
             }
+            Arrival::Loan(loan) => match machines.receive_loan(shared, now, lane, loan, scratch, lazy) {
+                Some(Ok(())) => {}
+                Some(Err(Lost)) => unfetched += u64::from(loan.packets()),
+                None => strangers += u64::from(loan.packets()),
+            },
         });
         rings.count_strangers(strangers);
+        rings.count_unfetched(unfetched);
         packets
     }
 
@@ -464,7 +472,7 @@ impl LaneState {
             return;
         }
         if let (Some(rings), Some(ring)) = (&mut self.rings, entry.ring)
-            && path.src == path.dst
+            && stays_here(&entry.machine)
         {
             let lane = (train.head.bth.dest_qp >> LANE_SHIFT) as u16;
             if let Err(error) = rings.send(ring, lane, &train) {

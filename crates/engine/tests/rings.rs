@@ -190,6 +190,10 @@ fn every_kind_of_request_goes_through_the_ring_and_wakes_who_sleeps() {
             assert_eq!(counted(node, nothing), 0, "{nothing}");
         }
     }
+    for node in [&bench.a, &bench.b] {
+        assert!(counted(node, "ring_tx_lent") > 0, "large WRITEs are fetched by the other end");
+        assert_eq!(counted(node, "ring_rx_unfetched"), 0);
+    }
     // An ACK that was asked for twice may still be under way.
     eventually("all is received", || counted(&bench.a, "ring_tx_packets") == counted(&bench.b, "ring_rx_packets"));
 }

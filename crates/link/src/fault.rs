@@ -483,6 +483,7 @@ fn payload_part(payload: &Payload, mut start: u32, mut len: u32) -> Payload {
     match payload {
         Payload::Gather(spans) => Payload::Gather(spans.iter().map(&mut cut).filter(|span| span.len > 0).collect()),
         Payload::Copy(span) => Payload::Copy(cut(span)),
+        Payload::Lent(span) => Payload::Lent(cut(span)),
         Payload::Inline(bytes, at) => Payload::Inline(Arc::clone(bytes), at + start),
     }
 }
@@ -492,7 +493,7 @@ fn owned(train: Train) -> Result<Train, SendError> {
     let mut bytes = vec![0; train.len as usize];
     let spans = match &train.payload {
         Payload::Gather(spans) => spans.as_slice(),
-        Payload::Copy(span) => std::slice::from_ref(span),
+        Payload::Copy(span) | Payload::Lent(span) => std::slice::from_ref(span),
         Payload::Inline(..) => return Ok(train),
     };
     let mut rest = bytes.as_mut_slice();

@@ -27,12 +27,26 @@ impl<'a> Source<'a> {
         );
         let spans = match &train.payload {
             Payload::Gather(spans) => spans.as_slice(),
-            Payload::Copy(span) => std::slice::from_ref(span),
+            Payload::Copy(span) | Payload::Lent(span) => std::slice::from_ref(span),
             Payload::Inline(bytes, start) => return Source::Bytes(&bytes[*start as usize..][..len]),
         };
         let have: usize = spans.iter().map(|span| span.len as usize).sum();
         assert!(have >= len, "a train of {len} bytes has {have} bytes of payload");
         Source::Spans { first: Span { addr: 0, len: 0 }, rest: spans }
+    }
+
+    /// Passes over bytes.
+    ///
+    /// # Panics
+    /// If fewer are left.
+    pub(crate) fn skip(&mut self, bytes: u32) {
+        let mut left = bytes as usize;
+        while left > 0 {
+            left -= match self.next(left) {
+                Piece::Memory { len, .. } => len,
+                Piece::Bytes(bytes) => bytes.len(),
+            };
+        }
     }
 
     /// Takes the next piece, of at most `limit` bytes and at least one.

@@ -80,6 +80,8 @@ stats! {
     ring_tx_packets,
     /// Their bytes, BTH to pad.
     ring_tx_bytes,
+    /// Packets whose payload was lent: the other end fetches it from the program's memory.
+    ring_tx_lent,
     /// Packets dropped because a ring was full.
     ring_tx_drop_full,
     /// Packets dropped because their ring is broken or gone.
@@ -92,6 +94,10 @@ stats! {
     ring_rx_packets,
     /// Their bytes, BTH to pad.
     ring_rx_bytes,
+    /// Packets whose payload was lent by the other end.
+    ring_rx_borrowed,
+    /// Packets lost because what was lent could not be had any more.
+    ring_rx_unfetched,
     /// Packets from rings dropped: they cannot be parsed, or are not filled up to words.
     ring_rx_bad,
     /// Packets from rings dropped: for a queue pair that is not connected to the lane at the other end.

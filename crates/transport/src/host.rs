@@ -234,6 +234,12 @@ pub trait Host: Memory {
         let _ = (window, bytes);
     }
 
+    /// May the peer of this connected queue pair fetch the payload of large WRITEs from where it is? What it has not fetched when a request
+    /// completes in error, or the queue pair is reset, the host takes back.
+    fn lends(&mut self) -> bool {
+        false
+    }
+
     /// What queue pairs may keep together of packets that come before their turn. By itself each has a budget of its own.
     fn early_budget(&self) -> Arc<EarlyBudget> {
         Arc::default()
@@ -263,6 +269,9 @@ pub enum Payload {
     Gather(SmallVec<[Span; 2]>),
     /// Checked memory that may change at any moment (READ responses): is copied and summed in one pass.
     Copy(Span),
+    /// As [`Gather`](Payload::Gather), in one piece, of a train that may be longer than [`MAX_TRAIN_BYTES`](crate::MAX_TRAIN_BYTES): the peer
+    /// may fetch all but its last packet itself ([`Host::lends`]).
+    Lent(Span),
     /// Bytes copied when posted (inline), by range of the shared buffer.
     Inline(Arc<[u8]>, u32),
 }
@@ -297,6 +306,15 @@ impl Train {
     pub fn middle(&self) -> Headers {
         let bth = Bth { opcode: self.body, ack_req: false, solicited: false, pad: 0, ..self.head.bth };
         Headers { xrc_srqn: self.head.xrc_srqn, ..Headers::new(bth) }
+    }
+
+    /// It is no longer than the transport promises.
+    pub fn is_within_limits(&self) -> bool {
+        let (packets, bytes) = match self.payload {
+            Payload::Lent(_) => (crate::MAX_LENT_PACKETS, crate::MAX_LENT_BYTES),
+            _ => (crate::MAX_TRAIN_PACKETS, crate::MAX_TRAIN_BYTES),
+        };
+        (1..=packets).contains(&self.packets) && self.len <= bytes
     }
 
     /// Has the last packet ask for an ACK, or not.

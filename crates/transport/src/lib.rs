@@ -80,6 +80,10 @@ pub use verbs::*;
 pub const MAX_TRAIN_BYTES: u32 = 61_440;
 /// Most packets of a train: kernels cut at most 64 segments from one send.
 pub const MAX_TRAIN_PACKETS: u32 = 60;
+/// The largest train whose payload the peer fetches itself ([`Payload::Lent`]): a call of the system for much of it, and yet not so long that others wait.
+pub const MAX_LENT_BYTES: u32 = 256 << 10;
+/// Packets of such a train.
+pub const MAX_LENT_PACKETS: u32 = 256;
 /// Most bytes that one READ request asks for: one train. A longer READ is sent as several requests, so that the requester governs
 /// the flow of responses.
 pub const READ_CHUNK: u32 = MAX_TRAIN_BYTES;

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
-use ferroce_wire::{Flow, FlowKind, Opcode};
+use ferroce_wire::{Flow, FlowKind, Headers, Opcode};
 
 use crate::decode::{CLASS_MASK, class};
 use crate::flow::{Answers, Key};
-use crate::host::{Drop, Host, MemoryError, Packet, Side, Train};
+use crate::host::{Drop, Host, MemoryError, Packet, Side, Span, Train};
 use crate::pacer::Pacer;
 use crate::qp_state::{self, ModifyError};
 use crate::raw::{FrameFate, RawFrames};
@@ -283,6 +283,20 @@ impl Qp {
             Machines::Raw(_) => Ok(()),
         };
         self.settle(outcome, host);
+    }
+
+    /// Where `len` bytes are to be put that come in the next packets of a message: packets that are full, the first of which has these
+    /// headers, and at least one more behind them. `None`: packet by packet. The host that puts all of them there before it gives the packets to
+    /// [`handle_packet`](Qp::handle_packet) saves a copy.
+    pub fn place(&self, headers: &Headers, len: u32, host: &mut impl Host) -> Option<Span> {
+        let Machines::Rc { responder, .. } = &self.machines else { return None };
+        let receives = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        (receives && self.expects(headers)).then(|| responder.place(conn!(self), headers, len, host)).flatten()
+    }
+
+    /// Is a packet of a request with these headers the next one in its order?
+    pub fn expects(&self, headers: &Headers) -> bool {
+        matches!(&self.machines, Machines::Rc { responder, .. } if responder.expected_psn() == headers.bth.psn)
     }
 
     /// RAW_PACKET: puts the frame that is to go out next into `frame`; false: there is none now. Its fate is told to

@@ -164,7 +164,7 @@ fn load(wqe: &Wqe, pd: u32, frame: &mut Vec<u8>, host: &mut impl Host) -> Result
             return Ok(());
         }
         Payload::Gather(spans) => spans,
-        Payload::Copy(span) => [span].into_iter().collect(),
+        Payload::Copy(span) | Payload::Lent(span) => [span].into_iter().collect(),
     };
     for span in spans {
         let from = frame.len();

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 
 use ferroce_link::LinkStats;
-use ferroce_link::ring::{PACKET_MAX, Ring};
+use ferroce_link::ring::{Arrival, Lost, PACKET_MAX, Ring};
 use ferroce_link::udp::ingest;
 use ferroce_service::protocol::{self, Envelope, RelayHeader, Reply, Request, RingCall};
+use ferroce_transport::{MAX_LENT_BYTES, MAX_LENT_PACKETS};
 use ferroce_wire::icrc::{self, Pseudo};
 use ferroce_wire::{BTH_LEN, ICRC_LEN, NetHeader};
 use serde::Serialize;
@@ -92,10 +93,19 @@ pub fn ring(bytes: &[u8]) {
     let (mut stats, mut scratch) = (LinkStats::default(), Box::new([0; PACKET_MAX]));
     let (mut delivered, mut taken, mut rounds) = (0, 0, 0);
     loop {
-        let packets = ours.recv(10_000, &mut scratch, &mut stats, &mut |headers, payload| {
-            delivered += 1;
-            assert!(headers.matches_opcode(), "{headers:?}");
-            assert!(headers.len() + payload.len() + usize::from(headers.bth.pad) <= PACKET_MAX, "{headers:?}");
+        let packets = ours.recv(10_000, &mut scratch, &mut stats, &mut |arrival| match arrival {
+            Arrival::Packet(headers, payload) => {
+                delivered += 1;
+                assert!(headers.matches_opcode(), "{headers:?}");
+                assert!(headers.len() + payload.len() + usize::from(headers.bth.pad) <= PACKET_MAX, "{headers:?}");
+            }
+            Arrival::Loan(loan) => {
+                delivered += u64::from(loan.packets());
+                assert!(loan.len() <= MAX_LENT_BYTES && loan.packets() <= MAX_LENT_PACKETS, "{loan:?}");
+                assert!((0..loan.packets()).all(|index| loan.headers(index).matches_opcode()), "{loan:?}");
+                let nothing = loan.read(&mut [0; 4096], &mut |_, _| panic!("nobody may lend"));
+                assert_eq!(nothing, Err(Lost));
+            }
         });
         taken += packets as u64;
         if ours.is_empty() {

@@ -45,6 +45,7 @@ kinds! {
     Solicited = "solicited request",
     Unsignalled = "unsignalled request",
     Huge = "request of 1 MiB and more",
+    Lent = "train whose payload is lent",
     SrqReceive = "receive from an SRQ",
     Loss = "frame lost",
     TrainLoss = "train lost",

@@ -1,7 +1,7 @@
 //! From trains to frames with their ICRC, and back: the bytes that the simulated network carries and damages.
 
 use ferroce_transport::MemoryError;
-use ferroce_transport::{MAX_TRAIN_BYTES, MAX_TRAIN_PACKETS, PathAddr, Payload, Span, Train};
+use ferroce_transport::{PathAddr, Payload, Span, Train};
 use ferroce_wire::icrc::{self, Pseudo};
 use ferroce_wire::{BTH_LEN, Headers, ICRC_LEN, NetHeader};
 
@@ -100,8 +100,7 @@ pub(crate) fn build(
 }
 
 fn check_train(train: &Train) {
-    assert!((1..=MAX_TRAIN_PACKETS).contains(&train.packets), "{train:?}");
-    assert!(train.len <= MAX_TRAIN_BYTES, "{train:?}");
+    assert!(train.is_within_limits(), "{train:?}");
     assert_eq!(train.tail.is_some(), train.packets > 1, "{train:?}");
     assert!(train.packets == 1 || train.len > (train.packets - 1) * train.mtu, "{train:?}");
     assert!(train.packets > 1 || train.len <= train.mtu, "{train:?}");
@@ -141,7 +140,7 @@ impl<'a> Source<'a> {
                 into.extend_from_slice(&bytes[start..start + len as usize]);
                 self.given += len;
             }
-            Payload::Copy(span) => {
+            Payload::Copy(span) | Payload::Lent(span) => {
                 assert!(self.given + len <= span.len, "{:?}", self.train);
                 let addr = span.addr + u64::from(self.given);
                 into.extend_from_slice(memory.load(Span { addr, len })?);
@@ -168,7 +167,7 @@ impl<'a> Source<'a> {
     fn is_empty(&self) -> bool {
         match &self.train.payload {
             Payload::Inline(..) => self.given == self.train.len,
-            Payload::Copy(span) => self.given == span.len,
+            Payload::Copy(span) | Payload::Lent(span) => self.given == span.len,
             Payload::Gather(spans) => self.given == 0 && spans[self.piece..].iter().all(|span| span.len == 0),
         }
     }

@@ -94,6 +94,7 @@ fn plan(len: u32, count: u32, loss: u32, goes_back: bool) -> Plan {
             actions: Vec::new(),
             reconnects: 0,
         }],
+        lends: false,
         fixed_len: Some(len),
     }
 }

@@ -287,6 +287,10 @@ impl Host for SimHost<'_> {
         is_its.then_some(book.pd)
     }
 
+    fn lends(&mut self) -> bool {
+        self.oracle.lends
+    }
+
     fn complete_send(&mut self, completion: Completion) {
         let Completion { wr_id, status, opcode, .. } = completion;
         let qp = self.qp;

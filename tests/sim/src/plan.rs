@@ -115,6 +115,8 @@ pub(crate) struct Plan {
     /// When faults and mischief end.
     pub(crate) calm_at: Nanos,
     pub(crate) conns: Vec<ConnPlan>,
+    /// Peers fetch the payload of large WRITEs themselves.
+    pub(crate) lends: bool,
     /// The same source and target for all requests, all of one length: for measuring.
     pub(crate) fixed_len: Option<u32>,
 }
@@ -146,10 +148,12 @@ impl Plan {
             pauses,
             calm_at,
             conns: (0..conns).map(|_| conn(nodes, calm_at, many, random)).collect(),
+            lends: false,
             fixed_len: None,
         }
         .with_xrc(seed)
         .with_go_back(seed)
+        .with_lending(seed)
     }
 
     /// One seed in eight has XRC connections among its reliable ones: from a stream of random numbers of their own, so that the other
@@ -181,6 +185,13 @@ impl Plan {
             }
         }
         self
+    }
+}
+
+impl Plan {
+    /// One seed in eight is of a network through which memory could be lent: no such one is real, but what long trains meet in it is.
+    fn with_lending(self, seed: u64) -> Plan {
+        Plan { lends: seed % 8 == 3, ..self }
     }
 }
 

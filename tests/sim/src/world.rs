@@ -184,6 +184,7 @@ pub(crate) struct World {
 impl World {
     /// A world without nodes; `setup` puts them in.
     pub(crate) fn empty(plan: Plan, log: Log, mut random: Random) -> World {
+        let oracle = Oracle { lends: plan.lends, ..Oracle::default() };
         let network = Network::new(plan.nodes, plan.speed, plan.rates, plan.outages.clone(), plan.gro, random.fork());
         World {
             plan,
@@ -195,7 +196,7 @@ impl World {
             by_address: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             qps: Vec::new(),
-            oracle: Oracle::default(),
+            oracle,
             programs: Vec::new(),
             conns: Vec::new(),
             sources: Vec::new(),
@@ -429,11 +430,14 @@ impl World {
 
     /// What a train carries must have been resolved for it, and must belong to a request that is not over.
     fn check_train(&mut self, qp: usize, train: &Train) {
+        if matches!(train.payload, Payload::Lent(_)) {
+            self.cover.add(Met::Lent);
+        }
         let memory = &self.nodes[self.qps[qp].node].memory;
         let right = if train.from == Side::Requester { Right::LocalRead } else { Right::RemoteRead };
         let spans = match &train.payload {
             Payload::Inline(..) => &[],
-            Payload::Copy(span) => std::slice::from_ref(span),
+            Payload::Copy(span) | Payload::Lent(span) => std::slice::from_ref(span),
             Payload::Gather(spans) => spans.as_slice(),
         };
         let book = &mut self.oracle.books[qp];

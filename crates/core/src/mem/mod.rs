@@ -23,6 +23,7 @@ mod direct;
 #[cfg(target_arch = "x86_64")]
 mod handler;
 mod mapping;
+pub mod peer;
 mod syscall;
 
 use std::mem::MaybeUninit;

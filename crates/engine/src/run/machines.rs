@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_core::Cq;
+use ferroce_core::{Cq, mem};
 use ferroce_link::SendError;
-use ferroce_transport::{EarlyBudget, MemoryError, Nanos, Packet, Qp, QpState, QpType, Train, Window};
+use ferroce_link::ring::{Lending, Loan, Lost};
+use ferroce_transport::{EarlyBudget, MemoryError, Nanos, Packet, PathAddr, Qp, QpState, QpType, Span, Train, Window};
 use ferroce_wire::{Headers, MULTICAST_QPN, Opcode};
 use smallvec::SmallVec;
 
@@ -37,6 +38,8 @@ pub(crate) struct Entry {
     timer_queued: Option<Nanos>,
     /// The ring that its packets go through. Chosen when it is connected, and kept: packets shall not overtake each other.
     pub(crate) ring: Option<RingId>,
+    /// The peer may fetch memory through that ring.
+    lending: Option<Lending>,
     /// It left INIT since its last RESET.
     connected: bool,
 }
@@ -53,9 +56,15 @@ impl Entry {
             waiting: [Waiting::No; 2],
             timer_queued: None,
             ring: None,
+            lending: None,
             connected: false,
         }
     }
+}
+
+/// Its packets stay on this host, so that they go through the ring if it has one.
+pub(super) fn stays_here(machine: &Qp) -> bool {
+    machine.attr().path.as_deref().is_some_and(|path| path.src == path.dst)
 }
 
 /// How a queue pair stands to the room in a window.
@@ -78,6 +87,8 @@ pub(super) struct Machines {
     pub(super) windows: Windows,
     /// What they keep together of packets that come before their turn.
     early: Arc<EarlyBudget>,
+    /// Where the payload of the packet at hand is already.
+    placed: Option<Span>,
     /// Queue pairs that may have something to transmit, in round-robin order.
     pub(super) active: VecDeque<u16>,
     /// Of these, those of RAW_PACKET whose turn came.
@@ -108,6 +119,7 @@ impl Machines {
             timers: Timers::default(),
             windows: Windows::new(),
             early: Arc::default(),
+            placed: None,
             active: VecDeque::new(),
             frames: Vec::new(),
             relay,
@@ -137,6 +149,8 @@ impl Machines {
             early: &self.early,
             moderated: &mut self.moderated,
             own: entry.own,
+            lending: entry.lending.as_ref().filter(|_| stays_here(&entry.machine)),
+            placed: self.placed,
             asked: [None; 2],
             returned: SmallVec::new(),
             srq: None,
@@ -199,16 +213,58 @@ impl Machines {
         payload: &[u8],
         lazy: bool,
     ) -> bool {
-        let dest = headers.bth.dest_qp;
-        if dest >> LANE_SHIFT != u32::from(shared.number) {
-            return false;
-        }
-        let Some(entry) = self.table[(dest & (SLOTS_PER_LANE - 1)) as usize].as_deref() else { return false };
-        let attr = entry.machine.attr();
-        let Some(path) = attr.path.as_deref().filter(|path| is_local(path, attr.dest_qpn, lane)) else { return false };
-        let net = packets::net_header(path, headers, payload.len());
+        let Some(path) = self.path_from_ring(shared, lane, headers) else { return false };
+        let net = packets::net_header(&path, headers, payload.len());
         self.receive(shared, now, &Packet { headers, payload, net: &net }, lazy);
         true
+    }
+
+    /// The path of the queue pair that a packet from the ring of a lane is for, if that is connected to that lane.
+    fn path_from_ring(&self, shared: &LaneShared, lane: u16, headers: &Headers) -> Option<Arc<PathAddr>> {
+        let dest = headers.bth.dest_qp;
+        if dest >> LANE_SHIFT != u32::from(shared.number) {
+            return None;
+        }
+        let attr = self.table[(dest & (SLOTS_PER_LANE - 1)) as usize].as_deref()?.machine.attr();
+        attr.path.clone().filter(|path| is_local(path, attr.dest_qpn, lane))
+    }
+
+    /// Fetches the payload of packets that the ring of a lane lends, and gives them to their queue pair; `None`: as above. Where the queue pair
+    /// tells where the bytes belong they are put there at once.
+    pub(super) fn receive_loan(
+        &mut self,
+        shared: &LaneShared,
+        now: Nanos,
+        lane: u16,
+        loan: &Loan<'_>,
+        scratch: &mut [u8],
+        lazy: bool,
+    ) -> Option<Result<(), Lost>> {
+        let head = loan.headers(0);
+        let path = self.path_from_ring(shared, lane, &head)?;
+        let slot = (head.bth.dest_qp & (SLOTS_PER_LANE - 1)) as u16;
+        let place = self.with(shared, slot, |machine, host| machine.place(&head, loan.len(), host)).flatten();
+        let place = place.filter(|place| !mem::is_zeros(place.addr));
+        let give = |machines: &mut Machines, index: u32, payload: &[u8]| {
+            let headers = loan.headers(index);
+            // One that was refused ends what was placed: those behind it are no longer expected, and have no bytes of their own.
+            if place.is_none() || machines.expects(slot, &headers) {
+                let net = packets::net_header(&path, &headers, payload.len());
+                machines.receive(shared, now, &Packet { headers: &headers, payload, net: &net }, lazy);
+            }
+        };
+        Some(match place {
+            Some(span) => loan.fetch(span.addr).map(|()| {
+                self.placed = place;
+                (0..loan.packets()).for_each(|index| give(self, index, &scratch[..loan.mtu() as usize]));
+                self.placed = None;
+            }),
+            None => loan.read(scratch, &mut |index, payload| give(self, index, payload)),
+        })
+    }
+
+    fn expects(&self, slot: u16, headers: &Headers) -> bool {
+        self.table[usize::from(slot)].as_deref().is_some_and(|entry| entry.machine.expects(headers))
     }
 
     /// Gives a packet to its queue pair. With `lazy` a queue pair whose message completed a receive is not polled for its ACK at once.
@@ -401,6 +457,9 @@ impl Machines {
             for cq in [&qp.init.send_cq, &qp.init.recv_cq].into_iter().flatten() {
                 cq.purge(qp.qpn);
             }
+            if let Some(lending) = entry.lending.take() {
+                lending.recall();
+            }
             (entry.ring, entry.connected) = (None, false);
             let (own, waiting) = (entry.own.take(), std::mem::take(&mut entry.waiting));
             own.into_iter().for_each(|pair| self.windows.leave(pair));
@@ -418,6 +477,7 @@ impl Machines {
             let attr = entry.machine.attr();
             let lane = (attr.dest_qpn >> LANE_SHIFT) as u16;
             entry.ring = qp.take_peer_lease().and_then(|lease| rings?.to(lane, lease));
+            entry.lending = entry.ring.and_then(|ring| rings?.lending(ring));
             if qp.init.transport.qp_type.is_reliable() {
                 entry.own = match (&entry.ring, &attr.path) {
                     (Some(_), _) => Some(self.windows.over_ring(lane)),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use ferroce_wire::{BTH_LEN, Headers};
 
+use super::loan::{Arrival, Borrower, LOAN, RECORD_MAX};
 use super::shared::{AREA, Memory, Way};
 use super::{Broken, GIVEN_UP, PACKET_MAX, WORD, WRAP, record_len};
 use crate::LinkStats;
@@ -19,6 +20,7 @@ pub(super) struct Consumer {
     way: Way,
     /// Where the next record is.
     tail: u64,
+    borrower: Borrower,
     state: Arc<State>,
 }
 
@@ -31,7 +33,8 @@ struct State {
 
 impl Consumer {
     pub(super) fn new(memory: Arc<Memory>, way: Way) -> Consumer {
-        Consumer { memory, way, tail: 0, state: Arc::default() }
+        let borrower = Borrower::new(&memory, way);
+        Consumer { memory, way, tail: 0, borrower, state: Arc::default() }
     }
 
     /// For the thread that sleeps.
@@ -62,7 +65,7 @@ impl Consumer {
         budget: usize,
         scratch: &mut [u8; PACKET_MAX],
         stats: &mut LinkStats,
-        sink: &mut dyn FnMut(&Headers, &[u8]),
+        sink: &mut dyn FnMut(Arrival<'_>),
     ) -> Result<usize, Broken> {
         let head = self.memory.head(self.way).load()?;
         if head == self.tail {
@@ -91,10 +94,11 @@ impl Consumer {
                 self.tail += skip as u64;
                 continue;
             }
-            if !(BTH_LEN as u64..=PACKET_MAX as u64).contains(&word) {
+            let is_loan = word & LOAN != 0;
+            let len = (word & !LOAN) as usize;
+            if !(BTH_LEN..=if is_loan { RECORD_MAX } else { PACKET_MAX }).contains(&len) {
                 return Err(Broken);
             }
-            let len = word as usize;
             let need = record_len(len);
             if need > left || need > AREA - offset {
                 return Err(Broken);
@@ -102,12 +106,18 @@ impl Consumer {
             let packet = &mut scratch[..len];
             self.memory.take(self.way, offset + WORD, packet)?;
             self.tail += need as u64;
+            if is_loan {
+                let (count, len) = self.borrow(packet, stats, sink)?;
+                packets += count;
+                bytes += len;
+                continue;
+            }
             packets += 1;
             bytes += len;
             match &Headers::parse(packet) {
                 // As from the network: a packet is filled up to words (IBA 7.7.5).
                 Ok(_) if !packet.len().is_multiple_of(4) => stats.ring_rx_bad += 1,
-                Ok((headers, payload)) => sink(headers, &packet[payload.clone()]),
+                Ok((headers, payload)) => sink(Arrival::Packet(headers, &packet[payload.clone()])),
                 Err(_) => stats.ring_rx_bad += 1,
             }
         }
@@ -115,7 +125,25 @@ impl Consumer {
         stats.ring_rx_bytes += bytes as u64;
         self.state.tail.store(self.tail, Ordering::Relaxed);
         self.memory.tail(self.way).store(self.tail)?;
+        self.borrower.decide(&self.memory, self.way)?;
         Ok(packets)
+    }
+
+    /// Gives the packets of a loan to `sink`; tells how many and how many bytes.
+    fn borrow(
+        &mut self,
+        record: &[u8],
+        stats: &mut LinkStats,
+        sink: &mut dyn FnMut(Arrival<'_>),
+    ) -> Result<(usize, usize), Broken> {
+        let loan = self.borrower.read(record, &self.memory, self.way)?;
+        sink(Arrival::Loan(&loan));
+        let (count, len, refused) = (loan.packets(), loan.len(), loan.was_refused());
+        stats.ring_rx_borrowed += u64::from(count);
+        if refused {
+            self.borrower.refuse(&self.memory, self.way)?;
+        }
+        Ok((count as usize, len as usize))
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_core::Buffer;
+use ferroce_transport::{Payload, Span, Train};
 use proptest::prelude::*;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -79,6 +80,10 @@ enum Act {
     Sleeping(u32),
     /// A word of the data, at 8 times that.
     Word(u16, u64),
+    /// Words of lending: of the producer, of the consumer.
+    Lending(u8, u64),
+    /// A record that is a loan, or nearly.
+    Loan(u16, u32, u32),
     /// The other side sends honestly.
     Send(u16),
     /// We do.
@@ -98,6 +103,9 @@ fn act() -> impl Strategy<Value = Act> {
         1 => any::<u32>().prop_map(Act::Sleeping),
         6 => (any::<u16>(), length.clone()).prop_map(|(at, word)| Act::Word(at, word)),
         6 => (0u16..64, length).prop_map(|(at, word)| Act::Word(at, word)),
+        2 => (any::<u8>(), prop_oneof![any::<u64>(), 0u64..3]).prop_map(|(which, value)| Act::Lending(which, value)),
+        2 => (0u16..200, 0u32..300, prop_oneof![Just(4096u32), Just(1024u32), any::<u32>()])
+            .prop_map(|(len, packets, mtu)| Act::Loan(len, packets, mtu)),
         4 => (0u16..4_096).prop_map(Act::Send),
         4 => (0u16..4_096).prop_map(Act::SendBack),
         6 => any::<u16>().prop_map(Act::Recv),
@@ -115,6 +123,29 @@ fn play(ours: &mut End, theirs: &mut End, act: &Act) {
         Act::Base(position) => set(memory.base(way), position),
         Act::Sleeping(flag) => set(memory.sleeping(way), flag.into()),
         Act::Word(at, word) => set(memory.record(way, usize::from(at) * 8), word),
+        Act::Lending(which, value) => match which % 5 {
+            0 => set(memory.recalls(way), value),
+            1 => set(memory.process(way), value),
+            2 => set(memory.mark(way), value),
+            3 => set(memory.challenge(ours.ring.producer.memory_and_way().1), value),
+            _ => set(memory.verdict(ours.ring.producer.memory_and_way().1), value),
+        },
+        Act::Loan(len, packets, mtu) => {
+            // Where an honest producer that is at its beginning would write.
+            let mut bytes = vec![0; len.into()];
+            for (at, word) in [packets, mtu, 12, 12].into_iter().enumerate() {
+                let to = bytes.get_mut(16 + 4 * at..20 + 4 * at);
+                to.into_iter().for_each(|to| to.copy_from_slice(&word.to_ne_bytes()));
+            }
+            for at in [32, 44] {
+                if let Some(opcode) = bytes.get_mut(at).filter(|_| packets % 8 != 0) {
+                    *opcode = ferroce_wire::Opcode::RC_WRITE_MIDDLE.0;
+                }
+            }
+            set(memory.record(way, 0), loan::LOAN | u64::from(len));
+            memory.put(way, 8, &bytes).expect("it is there");
+            set(memory.head(way), 8 + u64::from(len).next_multiple_of(8));
+        }
         Act::Send(len) => {
             let _ = theirs.send(&inline_train(&vec![1; len.into()], 0));
         }
@@ -124,7 +155,8 @@ fn play(ours: &mut End, theirs: &mut End, act: &Act) {
             for (_, payload) in ours.recv(budget.into()) {
                 assert!(payload.len() <= PACKET_MAX);
             }
-            assert!(ours.stats.ring_rx_packets - before <= 64, "bounded work");
+            let most = 64 * u64::from(ferroce_transport::MAX_LENT_PACKETS);
+            assert!(ours.stats.ring_rx_packets - before <= most, "bounded work");
         }
     }
     let _ = ours.ring.show(&mut ours.stats);
@@ -338,4 +370,33 @@ fn holes_in_the_memory_break_the_ring() {
     assert!(b.ring.is_broken() && !a.ring.is_usable());
     a.recv(1 << 20);
     assert!(a.ring.is_broken());
+}
+
+#[test]
+fn only_who_has_the_challenge_in_its_memory_may_lend() {
+    let word = 5u64;
+    // Another word of this process; no process; no number; no memory.
+    for (process, mark) in [
+        (u64::from(std::process::id()), (&raw const word) as u64),
+        (1 << 30, (&raw const word) as u64),
+        (u64::MAX, (&raw const word) as u64),
+        (u64::from(std::process::id()), 64),
+    ] {
+        let (mut a, mut b) = pair();
+        assert!(!a.ring.lending().is_allowed());
+        let (memory, way) = a.ring.producer.memory_and_way();
+        set(memory.process(way), process);
+        set(memory.mark(way), mark);
+        a.send(&inline_train(b"any", 0)).expect("sent");
+        assert_eq!(b.recv(1 << 20).len(), 1);
+        assert!(!a.ring.lending().is_allowed(), "{process} {mark:#x}");
+        // Whatever it says itself.
+        let (memory, way) = a.ring.producer.memory_and_way();
+        set(memory.verdict(way), 1);
+        let buffer = Buffer::new(8_192);
+        let span = Span { addr: buffer.addr(), len: 8_192 };
+        let train = Train { payload: Payload::Lent(span), ..write_train(&buffer, 0, 8_192, 4096, 0) };
+        a.send(&train).expect("sent");
+        assert_eq!((b.recv(1 << 20).len(), b.lost), (1, 1));
+    }
 }

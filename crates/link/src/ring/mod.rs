@@ -7,6 +7,8 @@
 //! that is there, the base): two lanes that say little touch few pages. Those that were touched for more can be given back to the system then
 //! ([`Ring::give_back`]).
 //!
+//! The payload of large WRITEs may stay where it is, and be fetched by the consumer with one copy: see [`Loan`].
+//!
 //! # Trust
 //! The peer is a process of the same user, and may be broken or hostile. Whatever it writes into the memory, this side reads and writes
 //! only inside of it, does bounded work, and looks at a packet only after it has copied it. It may take pages away, too, and the system may
@@ -23,16 +25,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ferroce_transport::Train;
-use ferroce_wire::{Headers, MAX_HEADER_LEN};
+use ferroce_wire::MAX_HEADER_LEN;
 
 use crate::{LinkStats, SendError};
 
 mod consumer;
+mod loan;
 mod producer;
 mod shared;
 mod wake;
 
 pub use consumer::Watch;
+pub use loan::{Arrival, Lending, Loan, Lost};
 pub use wake::{WakeName, WakeSocket, Waker};
 
 use consumer::Consumer;
@@ -167,14 +171,18 @@ impl Ring {
         })
     }
 
-    /// Reads packets of about `budget` bytes and gives them to `sink`: headers, payload without pad. Tells how many records there
-    /// were; 0: nothing is waiting.
+    /// Tells whether memory may be lent through this ring, and takes back what was.
+    pub fn lending(&self) -> Lending {
+        self.producer.lending()
+    }
+
+    /// Reads packets of about `budget` bytes and gives them to `sink`. Tells how many records there were; 0: nothing is waiting.
     pub fn recv(
         &mut self,
         budget: usize,
         scratch: &mut [u8; PACKET_MAX],
         stats: &mut LinkStats,
-        sink: &mut dyn FnMut(&Headers, &[u8]),
+        sink: &mut dyn FnMut(Arrival<'_>),
     ) -> usize {
         if self.broken {
             return 0;

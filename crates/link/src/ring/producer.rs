@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use ferroce_transport::Train;
 use ferroce_wire::{Headers, Psn};
 
+use super::loan::{LOAN, Lender, Lending, Record};
 use super::shared::{AREA, Memory, PAGE, Way};
 use super::{Broken, GIVEN_UP, HEADERS_MAX, WORD, WRAP, record_len};
 use crate::payload::{Piece, Source};
@@ -31,6 +32,7 @@ pub(super) struct Producer {
     touched: usize,
     /// The system takes nothing back.
     keeps: bool,
+    lender: Lender,
 }
 
 /// Why a packet was not written.
@@ -51,7 +53,8 @@ impl From<Broken> for Trouble {
 
 impl Producer {
     pub(super) fn new(memory: Arc<Memory>, way: Way) -> Producer {
-        Producer { memory, way, head: 0, shown: 0, tail: 0, base: 0, touched: 0, keeps: false }
+        let lender = Lender::new(&memory, way);
+        Producer { memory, way, head: 0, shown: 0, tail: 0, base: 0, touched: 0, keeps: false, lender }
     }
 
     /// Writes the packets of a train. What the ring has no room for is dropped and counted.
@@ -63,8 +66,9 @@ impl Producer {
         let start = self.head;
         let mut source = Source::new(train);
         let mut header = PacketHeader::new(&train.head);
-        let (mut sent, mut bytes) = (0, 0);
-        for index in 0..train.packets {
+        let lent = self.lend(train, &mut source, stats)?;
+        let (mut sent, mut bytes) = (u64::from(lent), u64::from(lent) * u64::from(train.mtu));
+        for index in lent..train.packets {
             let last = index + 1 == train.packets;
             match &train.tail {
                 Some(tail) if last => header = PacketHeader::new(tail),
@@ -186,9 +190,36 @@ impl Producer {
         Ok(())
     }
 
-    /// Writes one packet behind the others and gives its length.
-    fn put_packet(&mut self, header: &PacketHeader, payload: usize, source: &mut Source<'_>) -> Result<usize, Trouble> {
-        let len = header.len + payload + header.pad;
+    pub(super) fn lending(&self) -> Lending {
+        self.lender.lending()
+    }
+
+    /// Lends what may be lent of a train, and tells how many packets that are.
+    fn lend(&mut self, train: &Train, source: &mut Source<'_>, stats: &mut LinkStats) -> Result<u32, Broken> {
+        let Some(record) = self.lender.record(train) else { return Ok(0) };
+        match self.put_loan(&record) {
+            Ok(()) => {}
+            // Nor is there room for the packets, but it is known there how to say so.
+            Err(Trouble::Full) => return Ok(0),
+            Err(Trouble::Fault | Trouble::Broken) => return Err(Broken),
+        }
+        self.lender.lent(self.head);
+        source.skip(record.packets * train.mtu);
+        stats.ring_tx_lent += u64::from(record.packets);
+        Ok(record.packets)
+    }
+
+    fn put_loan(&mut self, record: &Record) -> Result<(), Trouble> {
+        let bytes = record.bytes();
+        let offset = self.place(bytes.len())?;
+        self.memory.record(self.way, offset).store(LOAN | bytes.len() as u64)?;
+        self.memory.put(self.way, offset + WORD, bytes)?;
+        self.head += record_len(bytes.len()) as u64;
+        Ok(())
+    }
+
+    /// Makes room for a record with `len` bytes, in one piece, and tells where it is.
+    fn place(&mut self, len: usize) -> Result<usize, Trouble> {
         let need = record_len(len);
         let to_end = AREA - self.offset();
         if need <= to_end {
@@ -199,6 +230,13 @@ impl Producer {
         }
         let offset = self.offset();
         self.touched = self.touched.max(offset + need);
+        Ok(offset)
+    }
+
+    /// Writes one packet behind the others and gives its length.
+    fn put_packet(&mut self, header: &PacketHeader, payload: usize, source: &mut Source<'_>) -> Result<usize, Trouble> {
+        let len = header.len + payload + header.pad;
+        let offset = self.place(len)?;
         self.memory.record(self.way, offset).store(len as u64)?;
         let mut at = offset + WORD;
         self.memory.put(self.way, at, header.bytes())?;
@@ -217,7 +255,7 @@ impl Producer {
             };
         }
         self.memory.put(self.way, at, &[0; 3][..header.pad])?;
-        self.head += need as u64;
+        self.head += record_len(len) as u64;
         Ok(len)
     }
 

@@ -28,7 +28,7 @@ const HEADER: usize = 4096;
 /// its size alone.
 pub(super) const SIZE: usize = HEADER + 2 * AREA;
 /// "ferroce\0", then the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ferroce\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"ferroce\x03");
 /// Nobody took the offer yet.
 const OPEN: u64 = 0;
 /// The peer has taken it.
@@ -55,7 +55,12 @@ pub(super) enum Way {
 /// | 64 | the offer: 0 open, 1 taken, 2 withdrawn |
 /// | 128, 512 | head of each direction: where the producer will write next |
 /// | 136, 520 | base of each direction: the position that is at the start of its data |
+/// | 144, 528 | recalls of each direction: how often the producer took back what it lent |
+/// | 152, 536 | the producer's process number |
+/// | 160, 544 | where in its memory the mark is; 0: it has not told |
 /// | 256, 640 | tail of each direction: where the consumer will read next |
+/// | 264, 648 | the challenge: what the consumer wants to find in the mark |
+/// | 272, 656 | the verdict: may the producer lend (0 not yet, 1 yes, 2 no) |
 /// | 384, 768 | the consumer of each direction sleeps (0 or 1) |
 /// | 4096, 4096 + 512 Ki | the data of each direction |
 ///
@@ -151,6 +156,31 @@ impl Memory {
     /// Where the consumer will read next.
     pub(super) fn tail(&self, way: Way) -> Word<'_> {
         self.word(if way == Way::There { 256 } else { 640 })
+    }
+
+    /// How often the producer took back what it lent.
+    pub(super) fn recalls(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 144 } else { 528 })
+    }
+
+    /// The producer's process number.
+    pub(super) fn process(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 152 } else { 536 })
+    }
+
+    /// Where the producer's mark is.
+    pub(super) fn mark(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 160 } else { 544 })
+    }
+
+    /// What the consumer wants to find in the mark.
+    pub(super) fn challenge(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 264 } else { 648 })
+    }
+
+    /// May the producer lend?
+    pub(super) fn verdict(&self, way: Way) -> Word<'_> {
+        self.word(if way == Way::There { 272 } else { 656 })
     }
 
     /// The consumer sleeps.

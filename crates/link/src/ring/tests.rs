@@ -55,11 +55,13 @@ pub(super) struct End {
     pub(super) ring: Ring,
     pub(super) stats: LinkStats,
     scratch: Box<[u8; PACKET_MAX]>,
+    /// Loans whose payload could not be had.
+    pub(super) lost: u64,
 }
 
 impl End {
     pub(super) fn new(ring: Ring) -> End {
-        End { ring, stats: LinkStats::default(), scratch: Box::new([0; PACKET_MAX]) }
+        End { ring, stats: LinkStats::default(), scratch: Box::new([0; PACKET_MAX]), lost: 0 }
     }
 
     pub(super) fn send(&mut self, train: &Train) -> Result<(), SendError> {
@@ -71,8 +73,12 @@ impl End {
     /// Headers and payload of up to about `budget` bytes.
     pub(super) fn recv(&mut self, budget: usize) -> Vec<(Headers, Vec<u8>)> {
         let mut packets = Vec::new();
-        self.ring.recv(budget, &mut self.scratch, &mut self.stats, &mut |headers, payload| {
-            packets.push((*headers, payload.to_vec()));
+        self.ring.recv(budget, &mut self.scratch, &mut self.stats, &mut |arrival| match arrival {
+            Arrival::Packet(headers, payload) => packets.push((*headers, payload.to_vec())),
+            Arrival::Loan(loan) => {
+                let mut sink = |index, payload: &[u8]| packets.push((loan.headers(index), payload.to_vec()));
+                self.lost += u64::from(loan.read(&mut vec![0; 61_440], &mut sink).is_err());
+            }
         });
         packets
     }
@@ -290,9 +296,123 @@ fn memory_that_the_system_does_not_take_back_is_kept_and_not_counted() {
         assert_eq!(sent, Ok(Ok(())));
         producer.show().expect("the memory is there");
         assert_eq!(producer.spare() > 0, psn == 0);
-        let read = consumer.recv(1 << 20, &mut scratch, &mut stats, &mut |_, _| {});
+        let read = consumer.recv(1 << 20, &mut scratch, &mut stats, &mut |_| {});
         assert_eq!(read, Ok(15));
         assert_eq!(producer.give_back(), Ok(false));
         assert_eq!(producer.spare(), 0);
     }
+}
+
+/// A train whose payload is lent, in packets of 4 KiB.
+fn lent_train(buffer: &Buffer, len: usize, psn: u32) -> Train {
+    let train = write_train(buffer, 0, len, 4096, psn);
+    Train { payload: Payload::Lent(Span { addr: buffer.addr(), len: len as u32 }), ..train }
+}
+
+/// The first side may lend to the second one.
+fn lending_pair() -> (End, End) {
+    let (mut a, mut b) = pair();
+    assert!(!a.ring.lending().is_allowed(), "it was not found yet");
+    a.send(&inline_train(b"any", 0)).expect("sent");
+    assert_eq!(b.recv(1 << 20).len(), 1);
+    assert!(a.ring.lending().is_allowed());
+    (a, b)
+}
+
+fn payload_of(packets: &[(Headers, Vec<u8>)]) -> Vec<u8> {
+    packets.iter().flat_map(|(_, payload)| payload.clone()).collect()
+}
+
+#[test]
+fn what_is_lent_is_fetched_from_where_it_is() {
+    let (mut a, mut b) = lending_pair();
+    let buffer = Buffer::new(200_000);
+    buffer.write(0, &pattern(200_000));
+    for (round, len) in [200_000, 8_192, 4_097, 131_072].into_iter().enumerate() {
+        let lent = a.stats.ring_tx_lent;
+        a.send(&lent_train(&buffer, len, 0xff_fffe)).expect("sent");
+        let packets = b.recv(1 << 20);
+        assert_eq!(payload_of(&packets), pattern(len), "round {round}");
+        for (index, (headers, _)) in packets.iter().enumerate() {
+            assert_eq!(headers.bth.psn, Psn::new(0xff_fffe).add(index as u32));
+            assert_eq!(headers.reth.is_some(), index == 0);
+            assert!(headers.matches_opcode());
+        }
+        assert_eq!(a.stats.ring_tx_lent - lent, len.div_ceil(4096) as u64 - 1, "all but the last packet");
+    }
+    assert_eq!((a.stats.ring_tx_lent, a.stats.ring_tx_packets), (b.stats.ring_rx_borrowed, b.stats.ring_rx_packets));
+    assert_eq!(a.stats.ring_tx_bytes, b.stats.ring_rx_bytes);
+    assert_eq!((b.lost, a.ring.is_broken(), b.ring.is_broken()), (0, false, false));
+}
+
+#[test]
+fn it_is_fetched_to_where_it_belongs() {
+    let (mut a, mut b) = lending_pair();
+    let (from, to) = (Buffer::new(40_960), Buffer::new(40_960));
+    from.write(0, &pattern(40_960));
+    a.send(&lent_train(&from, 40_960, 7)).expect("sent");
+    let (mut scratch, mut stats, mut fetched) = (Box::new([0; PACKET_MAX]), LinkStats::default(), Vec::new());
+    b.ring.recv(1 << 20, &mut scratch, &mut stats, &mut |arrival| {
+        if let Arrival::Loan(loan) = arrival {
+            fetched.push((loan.packets(), loan.len(), loan.fetch(to.addr()), loan.fetch(64)));
+        }
+    });
+    assert_eq!(fetched, [(9, 36_864, Ok(()), Err(Lost))], "and not to where there is no memory");
+    let mut bytes = vec![0; 40_960];
+    to.read(0, &mut bytes);
+    assert!(bytes[..36_864] == pattern(36_864) && bytes[36_864..].iter().all(|byte| *byte == 0));
+    assert!(a.ring.lending().is_allowed());
+}
+
+#[test]
+fn what_was_taken_back_is_lost_and_what_was_read_before_is_not() {
+    let (mut a, mut b) = lending_pair();
+    let buffer = Buffer::new(65_536);
+    for round in 0..3 {
+        a.send(&lent_train(&buffer, 65_536, 0)).expect("sent");
+        assert_eq!(b.recv(1 << 20).len(), 16, "{round}");
+        // It was read.
+        a.ring.lending().recall();
+        a.send(&lent_train(&buffer, 65_536, 0)).expect("sent");
+        assert_eq!(b.recv(1 << 20).len(), 16);
+        a.send(&lent_train(&buffer, 65_536, 0)).expect("sent");
+        a.send(&lent_train(&buffer, 65_536, 16)).expect("sent");
+        a.ring.lending().recall();
+        a.send(&lent_train(&buffer, 65_536, 32)).expect("sent");
+        let psns: Vec<u32> = b.recv(1 << 20).iter().map(|(headers, _)| headers.bth.psn.get()).collect();
+        let expected: Vec<u32> = [15, 31].into_iter().chain(32..48).collect();
+        assert_eq!(psns, expected, "the last packets of the first two, and all of the third");
+        assert_eq!(b.lost, 2 * (round + 1));
+    }
+}
+
+#[test]
+fn memory_that_is_gone_is_lost_and_another_is_lent_all_the_same() {
+    let (mut a, mut b) = lending_pair();
+    let gone = Train {
+        payload: Payload::Lent(Span { addr: 4096, len: 8_192 }),
+        ..write_train(&Buffer::new(8_192), 0, 8_192, 4096, 0)
+    };
+    // The last packet is copied, and that its memory is gone is found here.
+    assert_eq!(a.send(&gone), Err(SendError::Fault));
+    assert!(b.recv(1 << 20).is_empty());
+    // All but the last page is gone.
+    let mapping = ferroce_core::mem::page_size();
+    let buffer = Buffer::new(4 * mapping);
+    let hole = Train {
+        payload: Payload::Lent(Span { addr: buffer.addr(), len: 8_192 }),
+        ..write_train(&buffer, 0, 8_192, 4096, 0)
+    };
+    a.send(&hole).expect("sent");
+    assert_eq!(b.recv(1 << 20).len(), 2);
+    assert!(a.ring.lending().is_allowed());
+}
+
+#[test]
+fn who_ends_lends_nothing_any_more() {
+    let (mut a, mut b) = lending_pair();
+    let buffer = Buffer::new(65_536);
+    a.send(&lent_train(&buffer, 65_536, 0)).expect("sent");
+    drop(a);
+    assert_eq!((b.recv(1 << 20).len(), b.lost), (1, 1));
 }

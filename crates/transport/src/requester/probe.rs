@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ferroce_wire::Headers;
 
 use super::IN_FLIGHT_MAX;
-use crate::MAX_TRAIN_PACKETS;
+use crate::MAX_LENT_PACKETS;
 use crate::host::{Memory, MemoryError, Payload, Side, Span, Train};
 
 /// Where asking stands.
@@ -81,7 +81,7 @@ const KEPT_FOR: u64 = 1 << 16;
 /// An older one is not sent any more. With all that may be in flight it stays well below 2^23 PSNs from what the responder expects,
 /// which it would take for new.
 const KEPT_MAX: u64 = 1 << 21;
-const _: () = assert!(KEPT_MAX + (IN_FLIGHT_MAX + MAX_TRAIN_PACKETS) as u64 <= 1 << 23);
+const _: () = assert!(KEPT_MAX + (IN_FLIGHT_MAX + MAX_LENT_PACKETS) as u64 <= 1 << 23);
 
 /// A packet as it was sent.
 #[derive(Debug)]
@@ -163,7 +163,7 @@ fn load(payload: &Payload, skip: u32, into: &mut [u8], host: &mut impl Memory) -
             return Ok(());
         }
         Payload::Gather(spans) => spans.as_slice(),
-        Payload::Copy(span) => std::slice::from_ref(span),
+        Payload::Copy(span) | Payload::Lent(span) => std::slice::from_ref(span),
     };
     let (mut skip, mut rest) = (skip, into);
     for span in spans {

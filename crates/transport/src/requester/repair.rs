@@ -225,9 +225,20 @@ impl Requester {
         out.insert(message_train(wqe, route, packet, packets, psn, payload)).set_ack_req(true);
         self.repair.next = from + u64::from(packets);
         self.repair.sent = Some(now);
-        host.window_lost(Window::Requests, charge(len, packets));
+        // What was lent had taken less.
+        host.window_lost(Window::Requests, charge(len, packets).min(self.charged_at(ahead)));
         host.count(Count::PacketsRetransmitted, packets);
         self.timers.arm(Timer::Silence, self.recovery.watch_repair(now, conn.attr, self.can_probe()));
+    }
+
+    /// What the train took from its window that the packet `ahead` of the oldest one without an answer is of.
+    fn charged_at(&self, ahead: u32) -> u32 {
+        let mut behind = 0;
+        let flight = self.flights.iter().find(|flight| {
+            behind += flight.packets;
+            ahead < behind
+        });
+        flight.map_or(0, |flight| flight.charge)
     }
 
     /// The request that the packet `ahead` of the oldest one without an answer belongs to, which of its packets that is, and how many

@@ -7,11 +7,12 @@ use super::probe::{Copy, Probe};
 use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
 use crate::cc::TRAIN_CHARGE_MAX;
 use crate::decode::class;
-use crate::host::{Count, Host, Payload, Side, Train, Window};
+use crate::host::{Count, Host, Payload, Side, Span, Train, Window};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
-use crate::verbs::{FlushRange, Placement, QpState, SendFlags, SendOp, WcStatus};
+use crate::verbs::{FlushRange, Placement, QpState, QpType, SendFlags, SendOp, WcStatus};
 use crate::wqe::{Failure, Route, Wqe, message_train, train_packets_max, vendor};
+use crate::{MAX_LENT_BYTES, MAX_LENT_PACKETS};
 
 /// Bytes that a packet has on the wire besides its payload: IPv6, UDP, BTH, the largest extended header, ICRC.
 const PACKET_OVERHEAD: u32 = 40 + 8 + 12 + 28 + 4;
@@ -22,6 +23,11 @@ const DATAGRAM_OVERHEAD: u32 = 1024;
 pub(crate) const fn charge(len: u32, packets: u32) -> u32 {
     len + packets * PACKET_OVERHEAD + DATAGRAM_OVERHEAD
 }
+
+/// Less than that is sent: to fetch it costs a call of the system.
+const LEND_MIN: u32 = 32 << 10;
+/// The part of what is lent that a window is charged for, besides its last packet, which is sent: it lies in no buffer.
+const LENT_SHARE: u32 = 16;
 
 /// How many of `wanted` packets of a message that has `rest` bytes to go may leave: all, or what a half-open window lets through, but
 /// no crumbs while an answer is due (`waiting`) that opens it further.
@@ -195,6 +201,9 @@ impl Requester {
     ) -> Result<Option<Departure>, Failure> {
         let mtu = conn.attr.path_mtu;
         let index = self.cursor.packet;
+        if let Some((packets, span)) = self.lendable(wqe, conn, host)? {
+            return Ok(self.lent_message(wqe, packets, span, conn, host, out));
+        }
         let most = if self.repair.is_trial() { 1 } else { train_packets_max(mtu) };
         let wanted = (wqe.packets - index).min(most);
         let packets = fit(wanted, wqe.len() - index * mtu, mtu, host.window(Window::Requests), self.sent > 0);
@@ -208,6 +217,47 @@ impl Requester {
         let asks = self.must_ask(wqe, packets, charge, conn, host);
         out.insert(message_train(wqe, route, index, packets, self.next_psn(), payload)).set_ack_req(asks);
         Ok(Some(Departure { packets, charge, window: Window::Requests, read: false, asks }))
+    }
+
+    /// How many of the next packets may stay where they are until the peer fetches them, and where that is: those of a large WRITE, in one piece,
+    /// that go for the first time. What comes again is sent: where the memory is gone it is this end that must find that.
+    fn lendable(&self, wqe: &Wqe, conn: Conn<'_>, host: &mut impl Host) -> Result<Option<(u32, Span)>, Failure> {
+        let mtu = conn.attr.path_mtu;
+        let index = self.cursor.packet;
+        let packets = (wqe.packets - index).min(MAX_LENT_PACKETS).min(MAX_LENT_BYTES / mtu);
+        let len = (wqe.len() - index * mtu).min(packets * mtu);
+        let may = len >= LEND_MIN
+            && matches!(wqe.op, SendOp::Write { .. } | SendOp::WriteImm { .. })
+            && conn.init.qp_type == QpType::Rc
+            && self.sent == self.in_flight
+            && host.lends();
+        if !may {
+            return Ok(None);
+        }
+        Ok(match wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)? {
+            Payload::Gather(spans) if spans.len() == 1 => Some((packets, spans[0])),
+            _ => None,
+        })
+    }
+
+    fn lent_message(
+        &self,
+        wqe: &Wqe,
+        packets: u32,
+        span: Span,
+        conn: Conn<'_>,
+        host: &mut impl Host,
+        out: &mut Option<Train>,
+    ) -> Option<Departure> {
+        let mtu = conn.attr.path_mtu;
+        let charge = charge(mtu, 1) + span.len / LENT_SHARE;
+        if charge > host.window(Window::Requests) {
+            return None;
+        }
+        let route = Route { class: class(conn.init.qp_type), dest_qpn: conn.attr.dest_qpn, mtu };
+        let train = message_train(wqe, route, self.cursor.packet, packets, self.next_psn(), Payload::Lent(span));
+        out.insert(train).set_ack_req(true);
+        Some(Departure { packets, charge, window: Window::Requests, read: false, asks: true })
     }
 
     /// The train that is about to go out has to ask for an ACK. A requester may do so when it likes (IBA 9.7.3.1). An ACK for every

@@ -1,15 +1,15 @@
 //! RC responder: what a request packet does.
 
-use ferroce_wire::{Psn, Reth, Syndrome};
+use ferroce_wire::{Headers, Psn, Reth, Syndrome};
 
 use super::tags::Begun;
 use super::{Fault, Message, ReadReply, Reply, Responder, Saved, Write};
 use crate::decode::{Part, Request, length_fits, request};
-use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet};
+use crate::host::{AtomicOp, Count, Drop, Host, MemoryError, Packet, Span};
 use crate::qp::{Conn, Outcome};
 use crate::receive::{self, Extras, Receive};
 use crate::timer::Nanos;
-use crate::verbs::{Access, Placement, QpInit, WcStatus};
+use crate::verbs::{Access, Placement, QpInit, QpType, WcStatus};
 use crate::wqe::{Failure, MAX_MESSAGE, Wqe, vendor};
 
 const INVALID: Syndrome = Syndrome::NAK_INVALID_REQUEST;
@@ -47,6 +47,28 @@ impl Responder {
             self.close_gap(conn, host)?;
         }
         Ok(())
+    }
+
+    /// Where the next `len` bytes of a WRITE go, if all of them are of its message, which has more of them. The packet with these headers is
+    /// expected.
+    pub(crate) fn place(&self, conn: Conn<'_>, headers: &Headers, len: u32, host: &mut impl Host) -> Option<Span> {
+        // Packets that are kept are executed behind this one, and have bytes of their own.
+        if self.early.is_some() || self.nak_queued || conn.init.qp_type != QpType::Rc {
+            return None;
+        }
+        let Some(Request::Write(part)) = request(headers.bth.opcode) else { return None };
+        let (va, rkey) = match (&self.message, headers.reth) {
+            (Message::None, Some(reth)) if part == Part::First && len < reth.len => {
+                let may = conn.attr.access.contains(Access::REMOTE_WRITE)
+                    && check_range(reth, Access::REMOTE_WRITE, conn, host).is_ok();
+                may.then_some((reth.va, reth.rkey))?
+            }
+            (Message::Write(write), _) if part == Part::Middle && len < write.len - write.done => {
+                (write.va.wrapping_add(u64::from(write.done)), write.rkey)
+            }
+            _ => return None,
+        };
+        host.resolve_remote(conn.init.pd, rkey, va, len, Access::REMOTE_WRITE).ok()
     }
 
     /// The packet that is expected.

@@ -34,6 +34,8 @@ pub struct SimHost {
     pub drops: HashMap<Drop, u32>,
     /// What else was counted.
     pub counts: HashMap<Count, u32>,
+    /// The peer fetches the payload of large WRITEs itself.
+    pub lends: bool,
     /// The windows, by [`Window`].
     pub windows: [Box<dyn CongestionControl>; 2],
 }
@@ -64,6 +66,7 @@ impl Default for SimHost {
             events: Vec::new(),
             drops: HashMap::new(),
             counts: HashMap::new(),
+            lends: false,
             windows: [Box::new(Aimd::new()), Box::new(Aimd::new())],
         }
     }
@@ -167,6 +170,10 @@ impl Host for SimHost {
             Some(srqn) => self.srqs.get_mut(&srqn).into_iter().for_each(|srq| srq.received.push(completion)),
             None => self.received.push(completion),
         }
+    }
+
+    fn lends(&mut self) -> bool {
+        self.lends
     }
 
     fn event(&mut self, event: QpEvent) {

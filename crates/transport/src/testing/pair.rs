@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::host::{SimHost, SimSrq};
 use super::memory::Region;
 use super::train::{SimPacket, explode};
-use crate::host::Packet;
+use crate::host::{Packet, Payload};
 use crate::qp::Qp;
 use crate::timer::Nanos;
 use crate::verbs::{
@@ -220,6 +220,8 @@ pub struct Pair {
     buffers: [Option<Buffer>; 2],
     /// Packets that found no room in a receive buffer.
     pub overflown: u32,
+    /// Packets of trains whose payload was lent.
+    pub lent: Vec<u32>,
 }
 
 impl fmt::Debug for Pair {
@@ -287,6 +289,7 @@ impl Pair {
             numbered: 0,
             buffers: [None, None],
             overflown: 0,
+            lent: Vec::new(),
         }
     }
 
@@ -474,10 +477,12 @@ impl Pair {
         loop {
             let end = self.end_mut(who);
             let Some(train) = end.qp.poll_transmit(now, &mut end.host) else { return };
+            let lent = matches!(train.payload, Payload::Lent(_)).then_some(train.packets);
             match explode(&train, &end.path, &end.host.memory) {
                 Ok(packets) => packets.into_iter().for_each(|packet| self.send(who, packet)),
                 Err(error) => end.qp.handle_transmit_fault(&train, error, &mut end.host),
             }
+            self.lent.extend(lent);
         }
     }
 

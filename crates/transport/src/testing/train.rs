@@ -7,7 +7,6 @@ use ferroce_wire::{Headers, NetHeader};
 use super::memory::SimMemory;
 use crate::host::{MemoryError, Payload, Train};
 use crate::verbs::PathAddr;
-use crate::{MAX_TRAIN_BYTES, MAX_TRAIN_PACKETS};
 
 /// A packet between two simulated hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +21,7 @@ pub struct SimPacket {
 
 /// Cuts a train into its packets. Checks what the transport promises of trains.
 pub fn explode(train: &Train, path: &PathAddr, memory: &SimMemory) -> Result<Vec<SimPacket>, MemoryError> {
-    assert!((1..=MAX_TRAIN_PACKETS).contains(&train.packets), "{} packets", train.packets);
-    assert!(train.len <= MAX_TRAIN_BYTES, "{} bytes", train.len);
+    assert!(train.is_within_limits(), "{} packets of {} bytes", train.packets, train.len);
     assert_eq!(train.tail.is_some(), train.packets > 1);
     let path = train.path.as_deref().unwrap_or(path);
     let bytes = payload(train, memory)?;
@@ -65,7 +63,7 @@ fn payload(train: &Train, memory: &SimMemory) -> Result<Vec<u8>, MemoryError> {
             }
             Ok(bytes)
         }
-        Payload::Copy(span) => Ok(memory.load(*span)?.to_vec()),
+        Payload::Copy(span) | Payload::Lent(span) => Ok(memory.load(*span)?.to_vec()),
         Payload::Inline(bytes, offset) => Ok(bytes[*offset as usize..(*offset + train.len) as usize].to_vec()),
     }
 }

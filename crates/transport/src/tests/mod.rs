@@ -2,6 +2,7 @@
 
 mod flow;
 mod hostile;
+mod lent;
 mod pacing;
 mod placement;
 mod random;

@@ -132,7 +132,7 @@ pub(crate) fn packets(train: &Train, memory: &NodeMemory) -> Vec<Sent> {
 fn payload(train: &Train, memory: &NodeMemory) -> Vec<u8> {
     let bytes = match &train.payload {
         Payload::Gather(spans) => spans.iter().flat_map(|span| read(memory, *span)).copied().collect(),
-        Payload::Copy(span) => read(memory, *span).to_vec(),
+        Payload::Copy(span) | Payload::Lent(span) => read(memory, *span).to_vec(),
         Payload::Inline(bytes, start) => bytes[*start as usize..][..train.len as usize].to_vec(),
     };
     assert_eq!(bytes.len(), train.len as usize, "a train has the payload that it says");

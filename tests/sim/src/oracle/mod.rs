@@ -39,6 +39,8 @@ pub(crate) struct Book {
 /// All books.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
+    /// Peers fetch the payload of large WRITEs themselves.
+    pub(crate) lends: bool,
     /// Some frame was lost, damaged or kept back, or some node stood still.
     pub(crate) disturbed: bool,
     /// When faults ended.
