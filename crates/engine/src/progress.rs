@@ -28,8 +28,8 @@ const SPINNER_POLLS: u64 = 4;
 /// a program that polls takes before this thread runs.
 const GONE_NS: u64 = 15_000;
 const ELSEWHERE_NS: u64 = 5_000;
-/// Longest sleep; bounds what a lost wake-up could cost.
-const SLEEP_MAX_NS: u64 = 100_000_000;
+/// Longest sleep; bounds what a lost wake-up could cost. An idle process is to cost next to nothing: each look takes some 80 us.
+const SLEEP_MAX_NS: u64 = 500_000_000;
 
 /// Starts the thread. It ends when the lane is closed or dropped.
 ///
