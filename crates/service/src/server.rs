@@ -3,7 +3,7 @@
 //! It knows a client by its connection and by the client's pidfd. When either ends, the client's lanes are free at once;
 //! a lane's socket is closed when the last copy of the lane's relay end is gone too (a forked child may hold one).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -256,6 +256,8 @@ pub struct Service {
     cm: cm::Host,
     /// GUIDs of devices by address, and when they were looked up.
     guids: Option<(Instant, BTreeMap<std::net::IpAddr, u64>)>,
+    /// Addresses of this host, as they were then.
+    own_addresses: Option<(Instant, BTreeSet<std::net::IpAddr>)>,
     /// Since when there is nothing to do.
     idle_since: Instant,
     /// Set: descriptors ran out, nothing is accepted until then.
@@ -282,6 +284,7 @@ impl Service {
         Ok(Service {
             cm: cm::Host::new(options.port, &options.limits, options.fault),
             guids: None,
+            own_addresses: None,
             options,
             epoll,
             group: None,

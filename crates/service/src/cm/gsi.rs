@@ -61,6 +61,14 @@ impl Gsi {
         Ok(())
     }
 
+    /// Whether a datagram from there is one of ours: it came back to this host.
+    pub(crate) fn sends_from(&self, from: SocketAddr) -> bool {
+        let is_it = |socket: &UdpSocket| {
+            socket.local_addr().is_ok_and(|own| (own.ip(), own.port()) == (from.ip().to_canonical(), from.port()))
+        };
+        self.sockets.values().any(is_it)
+    }
+
     fn socket(&mut self, path: &Path) -> io::Result<&UdpSocket> {
         let key = (path.local, path.ifindex);
         if !self.sockets.contains_key(&key) {

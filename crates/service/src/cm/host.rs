@@ -171,6 +171,11 @@ impl Host {
         }
     }
 
+    /// Whether packets from there are ours.
+    pub(crate) fn sends_from(&self, from: std::net::SocketAddr) -> bool {
+        self.gsi.sends_from(from)
+    }
+
     /// A packet to queue pair 1 arrived.
     pub(crate) fn packet(&mut self, inbound: &Inbound<'_>) {
         let now = self.now();

@@ -15,6 +15,7 @@ use crate::ServiceError;
 use crate::cm::protocol::{CmReply, CmRequest};
 use crate::cm::{Asker, Inbound, Outcome};
 use crate::devices::{self, ListOptions};
+use crate::netlink;
 use crate::protocol::{CmIdPage, CmIdStatus, Reply};
 
 /// How long the list of devices is good.
@@ -93,10 +94,32 @@ impl Service {
     /// A packet from the network to queue pair 1. (Lanes do not hand such packets in: a program could make them up.)
     pub(super) fn management_packet(&mut self, src: SocketAddr, dst: IpAddr, packet: &[u8]) {
         self.counters.management += 1;
+        if self.is_of_this_host(src.ip()) && !self.cm.sends_from(src) {
+            // Whoever may send from this host's address is no connection manager: it could end connections of others.
+            log::debug!("queue pair 1: from {src}: another program of this host made that up");
+            return;
+        }
         match Inbound::parse(src, dst, packet) {
             Ok(inbound) => self.cm.packet(&inbound),
             Err(reason) => log::debug!("queue pair 1: from {src}: {reason}"),
         }
+    }
+
+    /// Is it an address of this host? The list is at most a second old.
+    fn is_of_this_host(&mut self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        let now = Instant::now();
+        let fresh = self.own_addresses.as_ref().is_some_and(|(at, _)| now < *at + DEVICES_FRESH);
+        if !fresh {
+            match netlink::addresses() {
+                Ok(addresses) => {
+                    let ips = addresses.into_iter().map(|address| address.addr.to_canonical()).collect();
+                    self.own_addresses = Some((now, ips));
+                }
+                Err(error) => log::debug!("the last list of addresses goes on: {error}"),
+            }
+        }
+        ip.is_loopback() || self.own_addresses.as_ref().is_some_and(|(_, ips)| ips.contains(&ip))
     }
 
     pub(super) fn serve_channel(&mut self, channel: u64, flags: epoll::EventFlags) {
