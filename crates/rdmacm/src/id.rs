@@ -516,6 +516,8 @@ pub(crate) fn migrate(object: &IdObject, to: Arc<ChannelObject>, is_sync: bool) 
     unsafe { (*object.as_ptr()).channel = to.as_ptr() };
     // Those that were sent before the service knew come before all others.
     to.adopt_events(from.take_events_of(number));
+    // Events of destroyed ids may have waited behind them.
+    from.drop_stale();
     Ok(())
 }
 
