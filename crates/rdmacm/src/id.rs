@@ -257,14 +257,17 @@ impl IdObject {
     /// The service has a new number for it.
     pub(crate) fn renumber(&self, number: u64) {
         let mut table = table();
-        let old = std::mem::replace(&mut self.inner().number, number);
+        let (old, channel) = {
+            let mut inner = self.inner();
+            (std::mem::replace(&mut inner.number, number), Arc::clone(&inner.channel))
+        };
         if let Some(ids) = table.as_mut()
             && let Some(live) = ids.by_number.remove(&old)
         {
             ids.by_number.insert(number, live);
         }
-        drop(table);
-        let channel = Arc::clone(&self.inner().channel);
+        // With the table locked: else its events had a number for a while that is of no live id, and were dropped. (Who has the
+        // channel's lock never waits for the table's.)
         channel.renumber(old, number);
     }
 
