@@ -16,6 +16,7 @@ use crate::abi::{
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
 use crate::multicast::Join;
+use crate::why::Side;
 use crate::{addr, event as events, fork, recover, verbs, why};
 
 /// `struct rdma_cm_id` and what is behind it.
@@ -35,6 +36,7 @@ pub(crate) struct Inner {
     pub(crate) channel: Arc<ChannelObject>,
     /// Calls wait for their event (`rdma_create_id` without a channel).
     pub(crate) is_sync: bool,
+    pub(crate) side: Side,
     /// Events that the program has and did not acknowledge.
     outstanding: usize,
     pub(crate) bound: bool,
@@ -221,6 +223,7 @@ impl IdObject {
             number: fresh.number,
             channel: fresh.channel,
             is_sync: fresh.is_sync,
+            side: Side::Active,
             outstanding: 0,
             bound: false,
             listening: None,
@@ -400,7 +403,7 @@ impl IdObject {
 pub(crate) fn why_failed(id: &IdObject, code: u32, status: c_int) -> Option<(c_int, String)> {
     // SAFETY: a field that is written before the id connects.
     let peer = unsafe { (*id.as_ptr()).route.addr.dst };
-    why::failed(code, status, addr::readable(&peer))
+    why::failed(code, status, id.inner().side, addr::readable(&peer))
 }
 
 /// Makes an id (`rdma_create_id`); without a channel a synchronous one.
