@@ -7,7 +7,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferroce_abi::cm::{DETAIL_REQUEST, ferroce_cm_event};
@@ -63,8 +62,9 @@ pub(crate) struct ChannelObject {
     state: Mutex<State>,
     /// Held while ids are brought over to another service. Taken before all other locks.
     recovering: Mutex<()>,
-    /// An id was destroyed, and events of it may wait.
-    stale: AtomicBool,
+    /// An id was destroyed, and events of it may wait. Held while they are looked for, so that nobody takes that look for his own; taken
+    /// before `state` and the table of ids.
+    stale: Mutex<bool>,
 }
 
 struct State {
@@ -119,7 +119,7 @@ impl ChannelObject {
             wake,
             state: Mutex::new(state),
             recovering: Mutex::new(()),
-            stale: AtomicBool::new(false),
+            stale: Mutex::new(false),
         });
         channel.watch(channel.wake.as_raw_fd())?;
         let service = channel.state().service;
@@ -272,22 +272,28 @@ impl ChannelObject {
 
     /// An id of the channel was destroyed: events of it are nobody's.
     pub(crate) fn forget_stale(&self) {
-        self.stale.store(true, Ordering::Relaxed);
+        *self.stale() = true;
         self.drop_stale();
+    }
+
+    fn stale(&self) -> MutexGuard<'_, bool> {
+        self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Drops events of destroyed ids up to the first one of a live id: what is left makes the descriptor readable rightly.
     pub(crate) fn drop_stale(&self) {
-        if !self.stale.load(Ordering::Relaxed) {
+        let mut stale = self.stale();
+        if !*stale {
             return;
         }
         while let Some(owner) = self.owner_of_next() {
             if id::is_live(owner) {
+                // More may lie behind: whoever takes this one looks again.
                 return;
             }
             self.drop_next(owner);
         }
-        self.stale.store(false, Ordering::Relaxed);
+        *stale = false;
     }
 
     /// Whose the next event is, if there is one.

@@ -149,7 +149,7 @@ pub(crate) fn note(function: &'static str, errno: c_int, sentence: String) {
 }
 
 /// To the log and the recorder of refusals, which are libibverbs's.
-fn tell(function: &'static str, refusal: &Refusal) {
+pub(crate) fn tell(function: &'static str, refusal: &Refusal) {
     let Some(sentence) = &refusal.sentence else { return };
     let Ok(sentence) = CString::new(sentence.as_bytes()) else { return };
     // SAFETY: the first lives for good and ends with a NUL (the macro adds it), the second during the call.

@@ -11,6 +11,7 @@ use crate::abi::{QPT_UD, event, rdma_cm_event, rdma_conn_param, rdma_event_chann
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{self, Call, Refusal, enter, put};
 use crate::id::{self, Counted, Fresh, IdObject};
+use crate::why::Side;
 use crate::{addr, connect, device, multicast, qp, verbs};
 
 /// `struct rdma_cm_event` and what is behind it.
@@ -91,7 +92,24 @@ fn local(number: u64, code: u32, status: c_int) -> Option<*mut rdma_cm_event> {
     let counted = id::find(number)?;
     let about: *const IdObject = counted.id();
     // SAFETY: the count keeps it alive.
-    Some(make(counted, unsafe { &*about }, code, status).cast())
+    let about = unsafe { &*about };
+    tell_failure(about, code, status);
+    Some(make(counted, about, code, status).cast())
+}
+
+/// Tells why a connection did not come about. The call of a synchronous id that waits for it does so itself.
+fn tell_failure(about: &IdObject, code: u32, status: c_int) {
+    let (is_sync, side) = {
+        let inner = about.inner();
+        (inner.is_sync, inner.side)
+    };
+    if !is_sync && let Some((errno, sentence)) = id::why_failed(about, code, status) {
+        let function = match side {
+            Side::Active => "rdma_connect\0",
+            Side::Passive => "rdma_accept\0",
+        };
+        entry::note(function, errno, sentence);
+    }
 }
 
 fn joined(number: u64, join: u64) -> Option<*mut rdma_cm_event> {
@@ -134,11 +152,7 @@ fn from_service(said: &ferroce_cm_event) -> Option<*mut rdma_cm_event> {
         owner
     };
     let (code, status) = if listener { (said.event, said.status) } else { react(about, said) };
-    if !about.inner().is_sync
-        && let Some((errno, sentence)) = id::why_failed(about, code, status)
-    {
-        entry::note("rdma_connect\0", errno, sentence);
-    }
+    tell_failure(about, code, status);
     let object = make(whose, about, code, status);
     // SAFETY: just made, and nobody else has it.
     let object = unsafe { &mut *object };
@@ -179,6 +193,7 @@ fn request<'a>(listener: &IdObject, said: &ferroce_cm_event) -> Call<&'a IdObjec
         inner.bound = true;
         inner.busy = true;
         inner.has_peer = true;
+        inner.side = Side::Passive;
         inner.responder_resources = said.param.responder_resources;
         inner.initiator_depth = said.param.initiator_depth;
         inner.remote_ece = ece(said);
@@ -219,6 +234,7 @@ fn react(about: &IdObject, said: &ferroce_cm_event) -> (u32, c_int) {
                     (event::ESTABLISHED, 0)
                 }
                 Err(refusal) => {
+                    entry::tell("rdma_connect\0", &refusal);
                     // SAFETY: a plain call; the peer would wait for ever else.
                     unsafe { verbs::ferroce_cm_reject(said.id, connect::REJECT_CONSUMER, ptr::null(), 0) };
                     qp::to_error(about);

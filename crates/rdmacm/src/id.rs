@@ -16,6 +16,7 @@ use crate::abi::{
 use crate::channel::{ChannelObject, Queued};
 use crate::entry::{Call, Refusal, check, free, given, put, rdma};
 use crate::multicast::Join;
+use crate::why::Side;
 use crate::{addr, event as events, fork, recover, verbs, why};
 
 /// `struct rdma_cm_id` and what is behind it.
@@ -35,6 +36,7 @@ pub(crate) struct Inner {
     pub(crate) channel: Arc<ChannelObject>,
     /// Calls wait for their event (`rdma_create_id` without a channel).
     pub(crate) is_sync: bool,
+    pub(crate) side: Side,
     /// Events that the program has and did not acknowledge.
     outstanding: usize,
     pub(crate) bound: bool,
@@ -221,6 +223,7 @@ impl IdObject {
             number: fresh.number,
             channel: fresh.channel,
             is_sync: fresh.is_sync,
+            side: Side::Active,
             outstanding: 0,
             bound: false,
             listening: None,
@@ -257,14 +260,17 @@ impl IdObject {
     /// The service has a new number for it.
     pub(crate) fn renumber(&self, number: u64) {
         let mut table = table();
-        let old = std::mem::replace(&mut self.inner().number, number);
+        let (old, channel) = {
+            let mut inner = self.inner();
+            (std::mem::replace(&mut inner.number, number), Arc::clone(&inner.channel))
+        };
         if let Some(ids) = table.as_mut()
             && let Some(live) = ids.by_number.remove(&old)
         {
             ids.by_number.insert(number, live);
         }
-        drop(table);
-        let channel = Arc::clone(&self.inner().channel);
+        // With the table locked: else its events had a number for a while that is of no live id, and were dropped. (Who has the
+        // channel's lock never waits for the table's.)
         channel.renumber(old, number);
     }
 
@@ -397,7 +403,7 @@ impl IdObject {
 pub(crate) fn why_failed(id: &IdObject, code: u32, status: c_int) -> Option<(c_int, String)> {
     // SAFETY: a field that is written before the id connects.
     let peer = unsafe { (*id.as_ptr()).route.addr.dst };
-    why::failed(code, status, addr::readable(&peer))
+    why::failed(code, status, id.inner().side, addr::readable(&peer))
 }
 
 /// Makes an id (`rdma_create_id`); without a channel a synchronous one.
@@ -516,6 +522,8 @@ pub(crate) fn migrate(object: &IdObject, to: Arc<ChannelObject>, is_sync: bool) 
     unsafe { (*object.as_ptr()).channel = to.as_ptr() };
     // Those that were sent before the service knew come before all others.
     to.adopt_events(from.take_events_of(number));
+    // Events of destroyed ids may have waited behind them.
+    from.drop_stale();
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What an event channel does when the service has crashed: the next one is told of its ids. Established connections go on, idle ids
-//! and listeners are made anew, and what was about to connect fails with UNREACHABLE, as if the peer had not answered.
+//! and listeners are made anew, and what was about to connect fails with UNREACHABLE and a
+//! status of its own.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use crate::abi::event;
 use crate::channel::ChannelObject;
 use crate::entry::{Call, check};
 use crate::id::{self, IdObject};
+use crate::why::SERVICE_ENDED;
 use crate::{addr, verbs};
 
 /// The same where it is not known whether the service has crashed.
@@ -63,7 +65,7 @@ fn restore(object: &IdObject, channel: &Arc<ChannelObject>) -> Call<()> {
     if busy {
         object.inner().busy = false;
         if !over {
-            object.raise(event::UNREACHABLE, -libc::ETIMEDOUT);
+            object.raise(event::UNREACHABLE, SERVICE_ENDED);
         }
         return Ok(());
     }

@@ -198,6 +198,26 @@ static void unread(void)
 	rdma_destroy_event_channel(channel);
 }
 
+// Nor does it when the event before it leaves with its id.
+static void left_behind(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel(), *other = rdma_create_event_channel();
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) }, .sin_port = htons(1) };
+	struct rdma_cm_id *ids[2];
+	CHECK(channel && other);
+	for (int i = 0; i < 2; i++) {
+		CHECK(rdma_create_id(channel, &ids[i], NULL, RDMA_PS_TCP) == 0);
+		CHECK(rdma_resolve_addr(ids[i], NULL, (struct sockaddr *)&to, 1000) == 0);
+	}
+	CHECK(rdma_destroy_id(ids[1]) == 0 && is_readable(channel));
+	CHECK(rdma_migrate_id(ids[0], other) == 0 && !is_readable(channel));
+	struct rdma_cm_event *event = next(other, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(event->id == ids[0] && rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(ids[0]) == 0 && !is_readable(other));
+	rdma_destroy_event_channel(channel);
+	rdma_destroy_event_channel(other);
+}
+
 static void refused(void)
 {
 	struct sockaddr_in nowhere = { .sin_family = AF_INET, .sin_addr = { htonl(0xcb007101) } };
@@ -222,6 +242,7 @@ int main(void)
 	synchronous();
 	rejected();
 	unread();
+	left_behind();
 	refused();
 	printf("good\n");
 	return 0;

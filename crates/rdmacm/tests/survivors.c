@@ -43,6 +43,12 @@ static struct rdma_cm_event *next(enum rdma_cm_event_type type)
 	return event;
 }
 
+static struct rdma_cm_event *with_status(struct rdma_cm_event *event, int status)
+{
+	CHECK(event->status == status);
+	return event;
+}
+
 static void done(struct rdma_cm_event *event)
 {
 	CHECK(rdma_ack_cm_event(event) == 0);
@@ -380,7 +386,7 @@ static void unread_requests(void)
 	struct rdma_cm_id *another = listens();
 	channel = of_client;
 	for (int at = 0; at <= REQUESTS; at++)
-		done(next(RDMA_CM_EVENT_UNREACHABLE));
+		done(with_status(next(RDMA_CM_EVENT_UNREACHABLE), -ECONNRESET));
 	is_silent(of_server);
 	is_silent(of_last);
 	is_silent(of_client);
