@@ -114,7 +114,8 @@ static void count_memory(struct taken *places)
 		places[self] = taken();
 		together();
 		/* All see the same numbers, but not the same time: the first of them says when it is over. */
-		common->enough = self == 0 ? sum(places).rings <= BOUND || now_s() > end : common->enough;
+		if (self == 0)
+			common->enough = sum(places).rings <= BOUND || now_s() > end;
 		together();
 		if (common->enough)
 			return;

@@ -459,9 +459,15 @@ mod tests {
         let mixed = (0..=PENDING_MAX).flat_map(|_| [&socket, &file, &read].map(|one| rustix::io::dup(one).unwrap()));
         closer.hold(mixed);
         assert_eq!(closer.pending(), 3 * (PENDING_MAX + 1));
-        while !closer.queue.state.lock().sockets.is_empty() {
+        let give_up = Instant::now() + Duration::from_secs(60);
+        loop {
             closer.attend();
-            std::thread::yield_now();
+            let left = closer.queue.state.lock().sockets.len();
+            if left == 0 {
+                break;
+            }
+            assert!(Instant::now() < give_up, "no process takes the sockets: {left} are left");
+            std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(closer.pending(), 2 * (PENDING_MAX + 1), "the sockets are gone, and nothing else");
         assert!(closer.queue.state.lock().files.iter().all(|file| !is_socket(file.as_fd())));

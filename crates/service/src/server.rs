@@ -220,6 +220,8 @@ pub struct Service {
     opened: Option<Instant>,
     listener: OwnedFd,
     uid: u32,
+    /// The overflow uid can only be the real user of that number.
+    all_users_are_mapped: bool,
     /// Seconds of Unix time.
     started_s: u64,
     /// When this process of it began.
@@ -291,6 +293,7 @@ impl Service {
             opened: None,
             listener,
             uid,
+            all_users_are_mapped: lanes::all_users_are_mapped(),
             started_s: unix_time_s(),
             begun: Instant::now(),
             restarts: 0,
@@ -730,11 +733,12 @@ impl Service {
     /// Whether a client is told of what a program of this user has: root, the service's user and that user are.
     fn may_see(&self, id: u64, uid: u32) -> bool {
         let own = self.clients[&id].peer.uid;
-        own == uid || own == self.uid || own == 0
+        own == 0 || self.is_same_user(own, uid) || self.is_same_user(own, self.uid)
     }
 
     fn status(&self, id: u64, from: u64) -> StatusPage {
-        let mut rest = self.clients.range(from..).filter(|(_, client)| self.may_see(id, client.peer.uid));
+        let mut rest =
+            self.clients.range(from..).filter(|(of, client)| **of == id || self.may_see(id, client.peer.uid));
         let of_lends = self.descriptors_of_lends();
         let status = |(id, client): (&u64, &Client)| {
             let kinds = self.cm.kinds_of(*id);

@@ -59,6 +59,9 @@ impl Service {
     pub(super) fn cm_ids(&self, asker: u64, from: u64) -> CmIdPage {
         let uid = self.clients[&asker].peer.uid;
         let user = (!self.may_see(asker, self.uid)).then(|| self.user(uid));
+        let is_shown = |info: &&IdInfo| {
+            user.is_none() || self.is_same_user(uid, uid) || info.owner.is_some_and(|Owner(client)| client == asker)
+        };
         let (ids, next) = self.cm.page_of_ids(from, user);
         let status = |info: &IdInfo| CmIdStatus {
             id: info.id.number(),
@@ -72,7 +75,7 @@ impl Service {
             remote_qpn: info.remote_qpn,
             waiting: info.waiting as u64,
         };
-        CmIdPage { ids: ids.iter().map(status).collect(), next }
+        CmIdPage { ids: ids.iter().filter(is_shown).map(status).collect(), next }
     }
 
     /// Addresses of devices, at most a second old.

@@ -191,7 +191,7 @@ impl Service {
     pub(super) fn lease_for(&self, id: u64, lane: u16) -> u64 {
         let holder = self.clients.values().find(|client| client.lanes.contains_key(&lane));
         let own = self.clients[&id].peer.uid;
-        if holder.is_some_and(|holder| holder.peer.uid == own) { self.lease_of(lane) } else { 0 }
+        if holder.is_some_and(|holder| self.is_same_user(holder.peer.uid, own)) { self.lease_of(lane) } else { 0 }
     }
 
     /// One line for everything that happens to a lease.
@@ -209,7 +209,12 @@ impl Service {
 
     /// A socket of the group is power over all of it, so that only the service's own user gets one.
     pub(super) fn may_hold_sockets(&self, peer: Peer) -> bool {
-        peer.uid == self.uid && (peer.uid != OVERFLOW_UID || all_users_are_mapped())
+        self.is_same_user(peer.uid, self.uid)
+    }
+
+    /// Whether these are the uids of one user, and not of two that both are unknown in the service's user namespace.
+    pub(super) fn is_same_user(&self, a: u32, b: u32) -> bool {
+        a == b && (a != OVERFLOW_UID || self.all_users_are_mapped)
     }
 
     /// Whether the service is for programs of this user.
@@ -310,7 +315,7 @@ fn relay_pair() -> Result<(OwnedFd, OwnedFd), ServiceError> {
 const OVERFLOW_UID: u32 = 65_534;
 
 /// Whether the overflow uid can only be the real user of that number.
-fn all_users_are_mapped() -> bool {
+pub(super) fn all_users_are_mapped() -> bool {
     std::fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
@@ -346,6 +351,37 @@ mod tests {
         let id = service.next_client;
         service.add_client(theirs);
         (id, ours)
+    }
+
+    /// They were taken for one user: each could write to the other's ring, and saw its programs and ids.
+    #[test]
+    fn users_without_a_number_here_are_strangers_to_each_other() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        let mut service = Service::bind(ServerOptions { serve: Some(Serve::Namespace), ..options }).unwrap();
+        service.uid = 7;
+        let mut connections = Vec::new();
+        let holders = [OVERFLOW_UID; 2].map(|uid| {
+            let (ours, theirs) = seqpacket::pair().unwrap();
+            connections.push(ours);
+            let id = service.next_client;
+            service.enlist_client(theirs, Peer { pid: 1, uid });
+            let (lane, _, relay) = service.new_lane(id).unwrap();
+            (id, lane, relay)
+        });
+        let [(first, ..), (second, lane, _)] = holders;
+        let lease = service.lease_of(lane);
+        let seen = |service: &Service| service.status(first, 0).status.clients.len();
+
+        service.all_users_are_mapped = true;
+        assert_eq!((service.lease_for(first, lane), seen(&service)), (lease, 2), "there is one user of that number");
+        service.all_users_are_mapped = false;
+        assert_eq!((service.lease_for(first, lane), seen(&service)), (0, 1), "itself");
+        assert_eq!(service.lease_for(second, lane), 0);
+        let of = |uid| Peer { pid: 1, uid };
+        assert!(service.may_hold_sockets(of(7)) && !service.may_hold_sockets(of(OVERFLOW_UID)));
+        service.uid = OVERFLOW_UID;
+        assert!(!service.may_hold_sockets(of(OVERFLOW_UID)));
+        assert_eq!(seen(&service), 1);
     }
 
     /// The service crashed before it could answer, and the program, which has all lanes that it may have, asks again.

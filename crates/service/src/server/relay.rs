@@ -179,7 +179,7 @@ impl Service {
         }
         // A lease that has ended is not the one that was meant, though its lane may be another's by now; and there are no rings between
         // users.
-        let is_meant = |lend: &Lend| lend.lease == call.lease && lend.holder.uid == sender.holder.uid;
+        let is_meant = |lend: &Lend| lend.lease == call.lease && self.is_same_user(lend.holder.uid, sender.holder.uid);
         let target = self.lanes.get(&call.lane).copied().filter(|socket| is_meant(&self.lends[socket]));
         let Some(socket) = target else {
             self.counters.drop_no_lane += 1;
@@ -300,7 +300,7 @@ mod tests {
     fn offers_of_rings_that_nobody_reads_are_bounded() {
         let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
         let mut service = Service::bind(ServerOptions { serve: Some(Serve::Namespace), ..options }).unwrap();
-        service.uid = 7;
+        (service.uid, service.all_users_are_mapped) = (7, false);
         service.options.limits.process.ring_offers = 3;
         service.options.limits.user.ring_offers = Some(4);
         let mut open = Vec::new();
@@ -332,6 +332,8 @@ mod tests {
         assert_eq!(offers, [(1, 0), (0, 1), (0, 1)], "of its user");
         assert_eq!(offer_to(&mut service, &of_other, other), (1, 0));
         assert_eq!(offer(&mut service, other), (0, 0), "a ring is for programs of one user");
+        let [(unknown, _), (of_unknown, _unknown_relay)] = [65_534; 2].map(|uid| lane(&mut service, uid));
+        assert_eq!(offer_to(&mut service, &of_unknown, unknown), (0, 0), "users without a number here may be two");
         for _ in 0..4 {
             let received = seqpacket::recv(&relay, &mut [0; 64], rustix::net::RecvFlags::DONTWAIT).unwrap();
             assert_eq!(received.descriptors.len(), 1);
