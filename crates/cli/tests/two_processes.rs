@@ -188,7 +188,7 @@ fn wrong_variables_are_told_in_one_line_and_empty_ones_are_not_there() {
     assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
     for (name, value, said) in [
         ("FERROCE_LOOPBACK", "yes", r#"FERROCE_LOOPBACK is "yes": it can be 0 (as without it) or 1; correct it"#),
-        ("FERROCE_SAME_HOST", "tcp", r#"FERROCE_SAME_HOST is "tcp": it can be ring (as without it) or udp"#),
+        ("FERROCE_SAME_HOST", "tcp", r#"FERROCE_SAME_HOST is "tcp": it can be ring (as without it) or udp or fetch"#),
         ("FERROCE_FAULT", "los=1", r#"FERROCE_FAULT is "los=1": no fault is called `los`: there are loss, dup"#),
         ("FERROCE_PCAP", "/dev/full", "FERROCE_PCAP asks for: it is neither a regular file nor a FIFO"),
         ("FERROCE_PCAP", fifo, "FERROCE_PCAP asks for: nobody reads this FIFO; start the reader first"),

@@ -31,6 +31,8 @@ pub(crate) struct QpHost<'a> {
     pub(crate) own: Option<Pair>,
     /// The peer is on this host, and may fetch memory of this process.
     pub(crate) lending: Option<&'a Lending>,
+    /// Its packets still go to that peer.
+    pub(crate) lends: bool,
     /// Where the payload of the packet at hand is already: the bytes that come with it are none.
     pub(crate) placed: Option<Span>,
     /// Windows that were asked for room in this call.
@@ -189,7 +191,7 @@ impl Host for QpHost<'_> {
     }
 
     fn lends(&mut self) -> bool {
-        self.lending.is_some_and(Lending::is_allowed)
+        self.lends && self.lending.is_some_and(Lending::is_allowed)
     }
 
     fn event(&mut self, event: QpEvent) {

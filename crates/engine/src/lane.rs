@@ -224,9 +224,18 @@ impl Lane {
         self.look(|state| state.query(qp))
     }
 
-    /// Waits until no thread is inside the lane: what was resolved before is no longer in use.
+    /// From now on the payload of large WRITEs of other processes on this host is fetched from where it is, by one copy instead of two. Only for
+    /// who trusts these processes (see [`ferroce_link::ring::Loan`]).
+    ///
+    /// # Errors
+    /// EIO: the lane has ended.
+    pub fn borrow(&self) -> Result<(), CoreError> {
+        self.locked(LaneState::borrow)
+    }
+
+    /// Waits until no thread is inside the lane, and takes back what peers were lent: what was resolved before is no longer in use.
     pub fn quiesce(&self) {
-        self.look(|_| ());
+        self.look(LaneState::recall);
     }
 
     /// Waits for the lock, runs `change`, and answers the doorbells of those who did not wait for it meanwhile.

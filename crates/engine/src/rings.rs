@@ -114,6 +114,8 @@ pub(crate) struct Rings {
     keep_until: Nanos,
     /// Trains that were written into rings.
     trains: u64,
+    /// The payload of large WRITEs is fetched from who sends them.
+    borrows: bool,
     scratch: Box<[u8; PACKET_MAX]>,
     stats: LinkStats,
 }
@@ -130,6 +132,7 @@ impl Rings {
             spare: 0,
             keep_until: 0,
             trains: 0,
+            borrows: false,
             scratch: Box::new([0; PACKET_MAX]),
             stats: LinkStats::default(),
         }
@@ -158,6 +161,16 @@ impl Rings {
         let place = *self.by_lane.get(&lane)?;
         let peer = self.peers[place].as_ref().filter(|peer| peer.lease == lease && peer.ring.is_usable())?;
         matches!(peer.stage, Stage::Ready(_)).then_some(RingId { place, id: peer.id })
+    }
+
+    /// From now on the payload of large WRITEs is fetched from who sends them, where the system allows it.
+    pub(crate) fn borrow(&mut self) {
+        self.borrows = true;
+    }
+
+    /// Takes back what was lent through all rings.
+    pub(crate) fn recall(&self) {
+        self.peers.iter().flatten().for_each(|peer| peer.ring.lending().recall());
     }
 
     /// For who lends memory through a ring.
@@ -263,7 +276,10 @@ impl Rings {
     }
 
     /// Adds a ring, in place of an older one to the same lane.
-    fn insert(&mut self, peer: Peer, now: Nanos) {
+    fn insert(&mut self, mut peer: Peer, now: Nanos) {
+        if self.borrows {
+            peer.ring.borrow();
+        }
         self.sweep(now);
         if let Some(place) = self.by_lane.get(&peer.lane).copied() {
             self.remove(place);

@@ -200,6 +200,20 @@ impl LaneState {
         stats
     }
 
+    /// See [`Rings::borrow`].
+    pub(crate) fn borrow(&mut self) {
+        if let Some(rings) = &mut self.rings {
+            rings.borrow();
+        }
+    }
+
+    /// Peers on this host may read nothing any more of what they were lent.
+    pub(crate) fn recall(&self) {
+        if let Some(rings) = &self.rings {
+            rings.recall();
+        }
+    }
+
     /// Sees to it that there is a ring to a lane.
     pub(crate) fn ask_for_ring(&mut self, lane: u16, lease: u64) -> Asked {
         match (&mut self.rings, &mut self.machines.relay) {

@@ -177,6 +177,9 @@ fn talk(a: &Node, b: &Node, polling: bool) {
 #[test]
 fn every_kind_of_request_goes_through_the_ring_and_wakes_who_sleeps() {
     let bench = bench();
+    for node in [&bench.a, &bench.b] {
+        node.lane.borrow().expect("the lane lives");
+    }
     bench.prefer_rings();
     bench.connect();
     for polling in [false, true] {

@@ -410,6 +410,9 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let (keys, wake) = (Arc::clone(card.keys()), link::wake_socket()?);
     let wake_fd = wake.as_ref().map(|wake| wake.as_fd().as_raw_fd());
     let lane = Lane::open(lease.lane(), lease.seed(), keys, link, Some(relay), sleep_fds, wake)?;
+    if link::same_host_by_fetching()? {
+        lane.borrow()?;
+    }
     card.add_lane(lane);
     let objects = Arc::new(Objects::new(generation));
     // Nobody needs to look into a program for it to work.

@@ -35,9 +35,21 @@ pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
     }
 }
 
+/// What `FERROCE_SAME_HOST` can be.
+const SAME_HOST: [&str; 3] = ["ring", "udp", "fetch"];
+
+fn same_host_is(word: &str) -> Result<bool> {
+    Ok(environment::word("FERROCE_SAME_HOST", &SAME_HOST)?.is_some_and(|at| SAME_HOST[at] == word))
+}
+
 /// Whether `FERROCE_SAME_HOST` says so.
 pub(crate) fn same_host_by_udp() -> Result<bool> {
-    Ok(environment::word("FERROCE_SAME_HOST", &["ring", "udp"])? == Some(1))
+    same_host_is("udp")
+}
+
+/// Whether the payload of large WRITEs is to be fetched from the programs that send it.
+pub(crate) fn same_host_by_fetching() -> Result<bool> {
+    same_host_is("fetch")
 }
 
 /// What `FERROCE_FAULT` asks for.

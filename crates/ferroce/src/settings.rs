@@ -25,7 +25,8 @@ pub fn settings() -> Vec<Setting> {
         }),
         ("FERROCE_SAME_HOST", || {
             let told = "packets between programs of this host go over UDP, not through memory";
-            Ok(link::same_host_by_udp()?.then_some(told))
+            let fetched = "large WRITEs between programs of this host are fetched from the sender's memory: these programs trust each other";
+            Ok(if link::same_host_by_fetching()? { Some(fetched) } else { link::same_host_by_udp()?.then_some(told) })
         }),
         ("FERROCE_FAULT", || {
             let told = "packets are lost, delayed or damaged on purpose, those between programs of this host, too";

@@ -33,8 +33,12 @@ struct State {
 
 impl Consumer {
     pub(super) fn new(memory: Arc<Memory>, way: Way) -> Consumer {
-        let borrower = Borrower::new(&memory, way);
-        Consumer { memory, way, tail: 0, borrower, state: Arc::default() }
+        Consumer { memory, way, tail: 0, borrower: Borrower::new(), state: Arc::default() }
+    }
+
+    /// Asks the producer to lend.
+    pub(super) fn borrow(&mut self) {
+        self.borrower.invite(&self.memory, self.way);
     }
 
     /// For the thread that sleeps.
@@ -107,7 +111,7 @@ impl Consumer {
             self.memory.take(self.way, offset + WORD, packet)?;
             self.tail += need as u64;
             if is_loan {
-                let (count, len) = self.borrow(packet, stats, sink)?;
+                let (count, len) = self.borrowed(packet, stats, sink)?;
                 packets += count;
                 bytes += len;
                 continue;
@@ -130,7 +134,7 @@ impl Consumer {
     }
 
     /// Gives the packets of a loan to `sink`; tells how many and how many bytes.
-    fn borrow(
+    fn borrowed(
         &mut self,
         record: &[u8],
         stats: &mut LinkStats,

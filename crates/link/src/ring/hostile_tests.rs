@@ -172,6 +172,7 @@ proptest! {
     fn whatever_the_other_side_does_our_side_stands(acts in prop::collection::vec(act(), 1..200), accepts: bool) {
         let (a, b) = pair();
         let (mut ours, mut theirs) = if accepts { (b, a) } else { (a, b) };
+        ours.ring.borrow();
         for act in &acts {
             play(&mut ours, &mut theirs, act);
         }
@@ -373,7 +374,7 @@ fn holes_in_the_memory_break_the_ring() {
 }
 
 #[test]
-fn only_who_has_the_challenge_in_its_memory_may_lend() {
+fn who_has_not_the_challenge_in_its_memory_may_not_lend() {
     let word = 5u64;
     // Another word of this process; no process; no number; no memory.
     for (process, mark) in [
@@ -383,6 +384,7 @@ fn only_who_has_the_challenge_in_its_memory_may_lend() {
         (u64::from(std::process::id()), 64),
     ] {
         let (mut a, mut b) = pair();
+        b.ring.borrow();
         assert!(!a.ring.lending().is_allowed());
         let (memory, way) = a.ring.producer.memory_and_way();
         set(memory.process(way), process);

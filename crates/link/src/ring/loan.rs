@@ -5,11 +5,15 @@
 //! visible after all others.
 //!
 //! # Whose memory it is
-//! A producer only lends after the consumer said so, in its verdict. For that the consumer sets a challenge, a random word; the producer puts that
+//! A producer only lends after the consumer, which has to be told to borrow ([`Ring::borrow`](super::Ring::borrow)), said so, in its verdict.
+//! For that the consumer sets a challenge, a random word; the producer puts that
 //! into a word of its own memory, the mark, and tells its process number and where the mark is; and the consumer fetches it. Where the system does not
 //! allow that (ptrace rules, another process namespace, a sandbox) the producer does not lend. With each fetch the mark is read once more, after
-//! the bytes: if the process has ended, or has become another program, it is not found, and what was fetched counts as lost. A hostile producer
-//! cannot have a third process read: there is no challenge of ours in it.
+//! the bytes: if the process has ended, or has become another program, it is not found, and what was fetched counts as lost.
+//!
+//! All this guards against mistakes, not against a hostile producer: the number of the process is its word, and the challenge lies in memory that others
+//! map, this process too. It could have bytes of this process, or of any that this one may read, put into memory that it may write. So only who
+//! trusts the programs of its user as itself borrows from them.
 //!
 //! # When it may change
 //! The program may not change the memory of a request until that is complete. Before a request completes in error, or is forgotten, the lane
@@ -174,11 +178,16 @@ pub(super) struct Borrower {
 }
 
 impl Borrower {
-    pub(super) fn new(memory: &Memory, way: Way) -> Borrower {
-        let challenge = rand::random::<u64>() | 1;
+    /// Who borrows nothing.
+    pub(super) fn new() -> Borrower {
+        Borrower { challenge: 0, lender: None, decided: false }
+    }
+
+    /// Asks the producer to lend.
+    pub(super) fn invite(&mut self, memory: &Memory, way: Way) {
+        self.challenge = rand::random::<u64>() | 1;
         // Without it nothing is lent.
-        let _ = memory.challenge(way).store(challenge);
-        Borrower { challenge, lender: None, decided: false }
+        let _ = memory.challenge(way).store(self.challenge);
     }
 
     /// Looks for the producer's mark, when it told where that is.
@@ -186,7 +195,7 @@ impl Borrower {
     /// # Errors
     /// The ring's memory cannot be had.
     pub(super) fn decide(&mut self, memory: &Memory, way: Way) -> Result<(), Broken> {
-        if self.decided {
+        if self.decided || self.challenge == 0 {
             return Ok(());
         }
         let mark = memory.mark(way).load()?;

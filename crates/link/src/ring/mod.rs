@@ -7,7 +7,8 @@
 //! that is there, the base): two lanes that say little touch few pages. Those that were touched for more can be given back to the system then
 //! ([`Ring::give_back`]).
 //!
-//! The payload of large WRITEs may stay where it is, and be fetched by the consumer with one copy: see [`Loan`].
+//! The payload of large WRITEs may stay where it is, and be fetched by a consumer that trusts the producer, with one copy: see [`Loan`].
+//! Who borrows waits in the kernel where its peer's memory is served by a program (userfaultfd, FUSE): what is said below of bounded work is not so then.
 //!
 //! # Trust
 //! The peer is a process of the same user, and may be broken or hostile. Whatever it writes into the memory, this side reads and writes
@@ -169,6 +170,11 @@ impl Ring {
             self.break_off(stats);
             false
         })
+    }
+
+    /// Asks the other end to lend memory: for a process that trusts it (see [`Loan`]).
+    pub fn borrow(&mut self) {
+        self.consumer.borrow();
     }
 
     /// Tells whether memory may be lent through this ring, and takes back what was.

@@ -312,6 +312,10 @@ fn lent_train(buffer: &Buffer, len: usize, psn: u32) -> Train {
 /// The first side may lend to the second one.
 fn lending_pair() -> (End, End) {
     let (mut a, mut b) = pair();
+    a.send(&inline_train(b"any", 0)).expect("sent");
+    assert_eq!(b.recv(1 << 20).len(), 1);
+    assert!(!a.ring.lending().is_allowed(), "nobody asked for it");
+    b.ring.borrow();
     assert!(!a.ring.lending().is_allowed(), "it was not found yet");
     a.send(&inline_train(b"any", 0)).expect("sent");
     assert_eq!(b.recv(1 << 20).len(), 1);

@@ -168,7 +168,7 @@ pub(super) fn variables(world: &World<'_>) -> Result<(), Failure> {
     let args = ["--mode", "state"];
     for (variable, value, said) in [
         ("FERROCE_LOOPBACK", "yes", r#"FERROCE_LOOPBACK is "yes": it can be 0 (as without it) or 1"#),
-        ("FERROCE_SAME_HOST", "tcp", r#"FERROCE_SAME_HOST is "tcp": it can be ring (as without it) or udp"#),
+        ("FERROCE_SAME_HOST", "tcp", r#"FERROCE_SAME_HOST is "tcp": it can be ring (as without it) or udp or fetch"#),
         ("FERROCE_FAULT", "loss=2", r#"FERROCE_FAULT is "loss=2": loss does not take `2` but a probability"#),
         ("FERROCE_PCAP", "/dev/full", "/dev/full that FERROCE_PCAP asks for: it is neither a regular file nor a FIFO"),
         ("FERROCE_PCAP", fifo, "FERROCE_PCAP asks for: nobody reads this FIFO"),
