@@ -226,19 +226,20 @@ impl Requester {
         self.repair.next = from + u64::from(packets);
         self.repair.sent = Some(now);
         // What was lent had taken less.
-        host.window_lost(Window::Requests, charge(len, packets).min(self.charged_at(ahead)));
+        host.window_lost(Window::Requests, charge(len, packets).min(self.charged(ahead, packets)));
         host.count(Count::PacketsRetransmitted, packets);
         self.timers.arm(Timer::Silence, self.recovery.watch_repair(now, conn.attr, self.can_probe()));
     }
 
-    /// What the train took from its window that the packet `ahead` of the oldest one without an answer is of.
-    fn charged_at(&self, ahead: u32) -> u32 {
+    /// What the trains took from their window that have some of the `packets` from the one `ahead` of the oldest without an answer on.
+    fn charged(&self, ahead: u32, packets: u32) -> u32 {
         let mut behind = 0;
-        let flight = self.flights.iter().find(|flight| {
+        let theirs = self.flights.iter().filter(|flight| {
+            let first = behind;
             behind += flight.packets;
-            ahead < behind
+            first < ahead + packets && ahead < behind
         });
-        flight.map_or(0, |flight| flight.charge)
+        theirs.map(|flight| flight.charge).sum()
     }
 
     /// The request that the packet `ahead` of the oldest one without an answer belongs to, which of its packets that is, and how many
