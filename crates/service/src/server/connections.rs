@@ -111,6 +111,9 @@ impl Service {
     /// Is it an address of this host? The list is at most a second old.
     fn is_of_this_host(&mut self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
+        if ip.is_loopback() {
+            return true;
+        }
         let now = Instant::now();
         let fresh = self.own_addresses.as_ref().is_some_and(|(at, _)| now < *at + DEVICES_FRESH);
         if !fresh {
@@ -122,7 +125,7 @@ impl Service {
                 Err(error) => log::debug!("the last list of addresses goes on: {error}"),
             }
         }
-        ip.is_loopback() || self.own_addresses.as_ref().is_some_and(|(_, ips)| ips.contains(&ip))
+        self.own_addresses.as_ref().is_some_and(|(_, ips)| ips.contains(&ip))
     }
 
     pub(super) fn serve_channel(&mut self, channel: u64, flags: epoll::EventFlags) {
@@ -156,5 +159,49 @@ fn space_name(space: PortSpace) -> String {
         PortSpace::Udp => "UDP".into(),
         PortSpace::Ipoib => "IPOIB".into(),
         PortSpace::Ib => "IB".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use ferroce_cm::{Cm, Config, ConnectParam, ConnectionParam, Path};
+    use ferroce_testkit::{free_name, free_port};
+    use ferroce_wire::Psn;
+    use ferroce_wire::mad::{Ece, gsi_headers};
+
+    use super::*;
+    use crate::server::ServerOptions;
+
+    /// A request for a connection to a port where nobody listens, without its ICRC.
+    fn request(path: Path) -> Vec<u8> {
+        let mut cm = Cm::new(Config::new([7; 32]));
+        let id = cm.create_id(Owner(1), PortSpace::Tcp, ferroce_cm::Service::Connected).unwrap();
+        let param = ConnectionParam { qpn: 0x4002, ..ConnectionParam::default() };
+        let connect = ConnectParam { path, port: 1, ca_guid: 9, param, private_data: b"", ece: Ece::default() };
+        cm.connect(0, id, &connect).unwrap();
+        let headers = gsi_headers(Psn::new(1));
+        let mut packet = vec![0; headers.len()];
+        headers.emit(&mut packet);
+        packet.extend(cm.poll_transmit().unwrap().mad.emit());
+        packet
+    }
+
+    #[test]
+    fn nobody_else_on_this_host_speaks_for_its_connection_manager() {
+        let options = ServerOptions { name: free_name(), port: free_port(), idle: None, ..ServerOptions::default() };
+        let (port, mut service) = (options.port, Service::bind(options).unwrap());
+        let (there, here): (IpAddr, IpAddr) = ("127.0.0.2".parse().unwrap(), "127.0.0.1".parse().unwrap());
+        let listener = UdpSocket::bind((there, port)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let packet = request(Path::new(there, here));
+        let src = SocketAddr::new(there, 40_000);
+
+        service.management_packet(src, here, &packet);
+        assert!(listener.recv(&mut [0; 512]).is_err(), "it was answered");
+        // It is a good one.
+        service.cm.packet(&Inbound::parse(src, here, &packet).unwrap());
+        assert!(listener.recv(&mut [0; 512]).is_ok());
     }
 }
