@@ -170,7 +170,7 @@ impl Rings {
 
     /// Takes back what was lent through all rings.
     pub(crate) fn recall(&self) {
-        self.peers.iter().flatten().for_each(|peer| peer.ring.lending().recall());
+        self.peers.iter().flatten().for_each(|peer| peer.ring.recall());
     }
 
     /// For who lends memory through a ring.

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::fork::{self, Generation};
 use crate::groups::Groups;
 use crate::inspect::Inspection;
-use crate::link;
+use crate::link::{self, SameHost};
 use crate::objects::{self, Objects};
 use crate::pd::Pd;
 use crate::relay::LeaseRelay;
@@ -410,7 +410,7 @@ fn make_card(generation: Generation) -> Result<ProcessCard> {
     let (keys, wake) = (Arc::clone(card.keys()), link::wake_socket()?);
     let wake_fd = wake.as_ref().map(|wake| wake.as_fd().as_raw_fd());
     let lane = Lane::open(lease.lane(), lease.seed(), keys, link, Some(relay), sleep_fds, wake)?;
-    if link::same_host_by_fetching()? {
+    if link::same_host()? == SameHost::Fetch {
         lane.borrow()?;
     }
     card.add_lane(lane);

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// EINVAL: `FERROCE_SAME_HOST` says what nobody understands.
 pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
-    let by_udp = same_host_by_udp()?;
+    let by_udp = same_host()? == SameHost::Udp;
     // The other two are about the wire.
     if by_udp || ["FERROCE_PCAP", "FERROCE_FAULT"].iter().any(|name| environment::var_os(name).is_some()) {
         return Ok(None);
@@ -35,21 +35,24 @@ pub(crate) fn wake_socket() -> Result<Option<WakeSocket>> {
     }
 }
 
-/// What `FERROCE_SAME_HOST` can be.
-const SAME_HOST: [&str; 3] = ["ring", "udp", "fetch"];
-
-fn same_host_is(word: &str) -> Result<bool> {
-    Ok(environment::word("FERROCE_SAME_HOST", &SAME_HOST)?.is_some_and(|at| SAME_HOST[at] == word))
+/// How packets go to other processes of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SameHost {
+    /// Through memory.
+    Ring,
+    /// As to other hosts.
+    Udp,
+    /// Through memory, and the payload of large WRITEs is fetched from the programs that send it.
+    Fetch,
 }
 
-/// Whether `FERROCE_SAME_HOST` says so.
-pub(crate) fn same_host_by_udp() -> Result<bool> {
-    same_host_is("udp")
-}
-
-/// Whether the payload of large WRITEs is to be fetched from the programs that send it.
-pub(crate) fn same_host_by_fetching() -> Result<bool> {
-    same_host_is("fetch")
+/// What `FERROCE_SAME_HOST` says.
+pub(crate) fn same_host() -> Result<SameHost> {
+    Ok(match environment::word("FERROCE_SAME_HOST", &["ring", "udp", "fetch"])? {
+        Some(1) => SameHost::Udp,
+        Some(2) => SameHost::Fetch,
+        _ => SameHost::Ring,
+    })
 }
 
 /// What `FERROCE_FAULT` asks for.

@@ -3,6 +3,7 @@
 use ferroce_service::environment;
 
 use crate::error::Error;
+use crate::link::SameHost;
 use crate::{counters_file, link};
 
 /// A variable that is set.
@@ -24,9 +25,13 @@ pub fn settings() -> Vec<Setting> {
             Ok(environment::var_os("FERROCE_LOG").filter(|value| !is_level(value)).map(|_| told))
         }),
         ("FERROCE_SAME_HOST", || {
-            let told = "packets between programs of this host go over UDP, not through memory";
-            let fetched = "large WRITEs between programs of this host are fetched from the sender's memory: these programs trust each other";
-            Ok(if link::same_host_by_fetching()? { Some(fetched) } else { link::same_host_by_udp()?.then_some(told) })
+            Ok(match link::same_host()? {
+                SameHost::Ring => None,
+                SameHost::Udp => Some("packets between programs of this host go over UDP, not through memory"),
+                SameHost::Fetch => Some(
+                    "large WRITEs between programs of this host are fetched from the sender's memory: these programs trust each other",
+                ),
+            })
         }),
         ("FERROCE_FAULT", || {
             let told = "packets are lost, delayed or damaged on purpose, those between programs of this host, too";

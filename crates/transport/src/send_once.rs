@@ -5,7 +5,6 @@ use ferroce_wire::{Bth, Deth, Headers, Opcode, Psn};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::decode::CLASS_UC;
 use crate::flow::{Flows, Key, Size, To};
 use crate::host::{Drop, Host, MemoryError, Payload, Side, Train};
 use crate::qp::{Conn, Outcome, Upset};
@@ -115,10 +114,7 @@ impl SendOnce {
         let payload = wqe.source(conn.init.pd, self.packet * mtu, rest.min(packets * mtu), host)?;
         let mut train = match &wqe.ud {
             Some(dest) => datagram(wqe, dest, self.psn, payload, conn),
-            None => {
-                let route = Route { class: CLASS_UC, dest_qpn: conn.attr.dest_qpn, mtu };
-                message_train(wqe, route, self.packet, packets, self.psn, payload)
-            }
+            None => message_train(wqe, Route::of(conn), self.packet, packets, self.psn, payload),
         };
         train.set_ack_req(ask);
         *out = Some(train);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use ferroce_wire::{Bth, Headers, Opcode, Psn, Reth};
 use smallvec::SmallVec;
 
-use crate::decode::{CLASS_XRC, Part, part_at};
+use crate::decode::{CLASS_XRC, Part, class, part_at};
 use crate::host::{Host, Memory, MemoryError, Payload, Side, Span, Train};
+use crate::qp::Conn;
 use crate::verbs::{Completion, SendData, SendFlags, SendOp, SendWr, Sge, UdDest, WcFlags, WcOpcode, WcStatus};
 use crate::{MAX_TRAIN_BYTES, MAX_TRAIN_PACKETS};
 
@@ -186,6 +187,11 @@ impl Wqe {
         len.div_ceil(mtu).max(1)
     }
 
+    /// Bytes of `packets` of its packets, from packet `index` on.
+    pub(crate) fn len_of(&self, index: u32, packets: u32, mtu: u32) -> u32 {
+        (self.len() - index * mtu).min(packets * mtu)
+    }
+
     /// Checks every local element: with a bad key nothing may go out. Where a response goes must be writable, before the peer executes
     /// what cannot be undone (an atomic).
     pub(crate) fn check_local(&self, pd: u32, host: &mut impl Memory) -> Result<(), MemoryError> {
@@ -345,6 +351,13 @@ pub(crate) struct Route {
     pub(crate) class: u8,
     pub(crate) dest_qpn: u32,
     pub(crate) mtu: u32,
+}
+
+impl Route {
+    /// Where messages of a connected queue pair go.
+    pub(crate) fn of(conn: Conn<'_>) -> Route {
+        Route { class: class(conn.init.qp_type), dest_qpn: conn.attr.dest_qpn, mtu: conn.attr.path_mtu }
+    }
 }
 
 /// The largest number of packets that a train of full packets may have.

@@ -101,7 +101,7 @@ pub fn ring(bytes: &[u8]) {
             }
             Arrival::Loan(loan) => {
                 delivered += u64::from(loan.packets());
-                assert!(loan.len() <= MAX_LENT_BYTES && loan.packets() <= MAX_LENT_PACKETS, "{loan:?}");
+                assert!(loan.bytes() <= MAX_LENT_BYTES && loan.packets() <= MAX_LENT_PACKETS, "{loan:?}");
                 assert!((0..loan.packets()).all(|index| loan.headers(index).matches_opcode()), "{loan:?}");
                 let nothing = loan.read(&mut [0; 4096], &mut |_, _| panic!("nobody may lend"));
                 assert_eq!(nothing, Err(Lost));

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use ferroce_core::{Cq, mem};
 use ferroce_link::SendError;
 use ferroce_link::ring::{Lending, Loan, Lost};
-use ferroce_transport::{EarlyBudget, MemoryError, Nanos, Packet, PathAddr, Qp, QpState, QpType, Span, Train, Window};
-use ferroce_wire::{Headers, MULTICAST_QPN, Opcode};
+use ferroce_transport::{EarlyBudget, MemoryError, Nanos, Packet, Qp, QpState, QpType, Span, Train, Window};
+use ferroce_wire::{Headers, MULTICAST_QPN, NetHeader, Opcode};
 use smallvec::SmallVec;
 
 use super::{LAZY_MAX, is_local};
@@ -150,7 +150,7 @@ impl Machines {
             moderated: &mut self.moderated,
             own: entry.own,
             lending: entry.lending.as_ref(),
-            lends: stays_here(&entry.machine),
+            lends: entry.lending.is_some() && stays_here(&entry.machine),
             placed: self.placed,
             asked: [None; 2],
             returned: SmallVec::new(),
@@ -214,20 +214,20 @@ impl Machines {
         payload: &[u8],
         lazy: bool,
     ) -> bool {
-        let Some(path) = self.path_from_ring(shared, lane, headers) else { return false };
-        let net = packets::net_header(&path, headers, payload.len());
+        let Some(net) = self.net_from_ring(shared, lane, headers, payload.len()) else { return false };
         self.receive(shared, now, &Packet { headers, payload, net: &net }, lazy);
         true
     }
 
-    /// The path of the queue pair that a packet from the ring of a lane is for, if that is connected to that lane.
-    fn path_from_ring(&self, shared: &LaneShared, lane: u16, headers: &Headers) -> Option<Arc<PathAddr>> {
+    /// IP and UDP facts of a packet from the ring of a lane, if the queue pair that it is for is connected to that lane.
+    fn net_from_ring(&self, shared: &LaneShared, lane: u16, headers: &Headers, len: usize) -> Option<NetHeader> {
         let dest = headers.bth.dest_qp;
         if dest >> LANE_SHIFT != u32::from(shared.number) {
             return None;
         }
         let attr = self.table[(dest & (SLOTS_PER_LANE - 1)) as usize].as_deref()?.machine.attr();
-        attr.path.clone().filter(|path| is_local(path, attr.dest_qpn, lane))
+        let path = attr.path.as_deref().filter(|path| is_local(path, attr.dest_qpn, lane))?;
+        Some(packets::net_header(path, headers, len))
     }
 
     /// Fetches the payload of packets that the ring of a lane lends, and gives them to their queue pair; `None`: as above. Where the queue pair
@@ -242,22 +242,22 @@ impl Machines {
         lazy: bool,
     ) -> Option<Result<(), Lost>> {
         let head = loan.headers(0);
-        let path = self.path_from_ring(shared, lane, &head)?;
+        let mtu = loan.mtu() as usize;
+        self.net_from_ring(shared, lane, &head, mtu)?;
         let slot = (head.bth.dest_qp & (SLOTS_PER_LANE - 1)) as u16;
-        let place = self.with(shared, slot, |machine, host| machine.place(&head, loan.len(), host)).flatten();
+        let place = self.with(shared, slot, |machine, host| machine.place(&head, loan.bytes(), host)).flatten();
         let place = place.filter(|place| !mem::is_zeros(place.addr));
         let give = |machines: &mut Machines, index: u32, payload: &[u8]| {
             let headers = loan.headers(index);
             // One that was refused ends what was placed: those behind it are no longer expected, and have no bytes of their own.
             if place.is_none() || machines.expects(slot, &headers) {
-                let net = packets::net_header(&path, &headers, payload.len());
-                machines.receive(shared, now, &Packet { headers: &headers, payload, net: &net }, lazy);
+                machines.receive_from_ring(shared, now, lane, &headers, payload, lazy);
             }
         };
         Some(match place {
             Some(span) => loan.fetch(span.addr).map(|()| {
                 self.placed = place;
-                (0..loan.packets()).for_each(|index| give(self, index, &scratch[..loan.mtu() as usize]));
+                (0..loan.packets()).for_each(|index| give(self, index, &scratch[..mtu]));
                 self.placed = None;
             }),
             None => loan.read(scratch, &mut |index, payload| give(self, index, payload)),

@@ -142,7 +142,7 @@ impl Consumer {
     ) -> Result<(usize, usize), Broken> {
         let loan = self.borrower.read(record, &self.memory, self.way)?;
         sink(Arrival::Loan(&loan));
-        let (count, len, refused) = (loan.packets(), loan.len(), loan.was_refused());
+        let (count, len, refused) = (loan.packets(), loan.bytes(), loan.was_refused());
         stats.ring_rx_borrowed += u64::from(count);
         if refused {
             self.borrower.refuse(&self.memory, self.way)?;

@@ -56,6 +56,10 @@ impl Lender {
         self.0.clone()
     }
 
+    pub(super) fn recall(&self) {
+        self.0.recall();
+    }
+
     /// The record that lends the payload of a train but for its last packet; `None`: it is to be copied.
     pub(super) fn record(&self, train: &Train) -> Option<Record> {
         match train.payload {
@@ -74,7 +78,7 @@ impl Lender {
 
 impl Drop for Lender {
     fn drop(&mut self) {
-        self.0.recall();
+        self.recall();
         self.0.state.mark.store(0, Ordering::Relaxed);
     }
 }
@@ -279,13 +283,8 @@ impl Loan<'_> {
     }
 
     /// Bytes of payload in all.
-    pub fn len(&self) -> u32 {
+    pub fn bytes(&self) -> u32 {
         self.packets * self.mtu
-    }
-
-    /// It has packets, always.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Headers of a packet.
@@ -301,7 +300,7 @@ impl Loan<'_> {
     /// It is not to be had (any more), or there is no memory at `to`.
     pub fn fetch(&self, to: u64) -> Result<(), Lost> {
         let (process, mark) = self.borrower.lender.ok_or(Lost)?;
-        self.check(peer::fetch(process, self.addr, to, self.len() as usize, mark))
+        self.check(peer::fetch(process, self.addr, to, self.bytes() as usize, mark))
     }
 
     /// Copies the payload to a buffer, as many packets at once as that has room for, and gives each with its index to `sink`.

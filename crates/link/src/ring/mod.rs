@@ -177,6 +177,11 @@ impl Ring {
         self.consumer.borrow();
     }
 
+    /// Takes back what was lent through this ring.
+    pub fn recall(&self) {
+        self.producer.recall();
+    }
+
     /// Tells whether memory may be lent through this ring, and takes back what was.
     pub fn lending(&self) -> Lending {
         self.producer.lending()

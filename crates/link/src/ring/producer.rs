@@ -190,6 +190,10 @@ impl Producer {
         Ok(())
     }
 
+    pub(super) fn recall(&self) {
+        self.lender.recall();
+    }
+
     pub(super) fn lending(&self) -> Lending {
         self.lender.lending()
     }

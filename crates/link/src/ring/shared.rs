@@ -145,47 +145,47 @@ impl Memory {
 
     /// Where the producer will write next.
     pub(super) fn head(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 128 } else { 512 })
+        self.word_of(way, 128)
     }
 
     /// The position that is at the start of the area.
     pub(super) fn base(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 136 } else { 520 })
+        self.word_of(way, 136)
     }
 
     /// Where the consumer will read next.
     pub(super) fn tail(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 256 } else { 640 })
+        self.word_of(way, 256)
     }
 
     /// How often the producer took back what it lent.
     pub(super) fn recalls(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 144 } else { 528 })
+        self.word_of(way, 144)
     }
 
     /// The producer's process number.
     pub(super) fn process(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 152 } else { 536 })
+        self.word_of(way, 152)
     }
 
     /// Where the producer's mark is.
     pub(super) fn mark(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 160 } else { 544 })
+        self.word_of(way, 160)
     }
 
     /// What the consumer wants to find in the mark.
     pub(super) fn challenge(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 264 } else { 648 })
+        self.word_of(way, 264)
     }
 
     /// May the producer lend?
     pub(super) fn verdict(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 272 } else { 656 })
+        self.word_of(way, 272)
     }
 
     /// The consumer sleeps.
     pub(super) fn sleeping(&self, way: Way) -> Word<'_> {
-        self.word(if way == Way::There { 384 } else { 768 })
+        self.word_of(way, 384)
     }
 
     /// The word before a record's bytes.
@@ -195,6 +195,13 @@ impl Memory {
     pub(super) fn record(&self, way: Way, offset: usize) -> Word<'_> {
         assert!(offset.is_multiple_of(8) && offset < AREA, "no record begins at {offset}");
         self.word(area(way) + offset)
+    }
+
+    /// A word that each direction has.
+    fn word_of(&self, way: Way, at: usize) -> Word<'_> {
+        /// Those of the way back lie so much further on.
+        const BACK: usize = 384;
+        self.word(if way == Way::There { at } else { at + BACK })
     }
 
     fn word(&self, at: usize) -> Word<'_> {

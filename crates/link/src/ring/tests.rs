@@ -358,7 +358,7 @@ fn it_is_fetched_to_where_it_belongs() {
     let (mut scratch, mut stats, mut fetched) = (Box::new([0; PACKET_MAX]), LinkStats::default(), Vec::new());
     b.ring.recv(1 << 20, &mut scratch, &mut stats, &mut |arrival| {
         if let Arrival::Loan(loan) = arrival {
-            fetched.push((loan.packets(), loan.len(), loan.fetch(to.addr()), loan.fetch(64)));
+            fetched.push((loan.packets(), loan.bytes(), loan.fetch(to.addr()), loan.fetch(64)));
         }
     });
     assert_eq!(fetched, [(9, 36_864, Ok(()), Err(Lost))], "and not to where there is no memory");

@@ -63,10 +63,10 @@ impl Gsi {
 
     /// Whether a datagram from there is one of ours: it came back to this host.
     pub(crate) fn sends_from(&self, from: SocketAddr) -> bool {
-        let is_it = |socket: &UdpSocket| {
-            socket.local_addr().is_ok_and(|own| (own.ip(), own.port()) == (from.ip().to_canonical(), from.port()))
-        };
-        self.sockets.values().any(is_it)
+        let from_there = self.sockets.iter().filter(|((local, _), _)| local.to_canonical() == from.ip().to_canonical());
+        from_there
+            .map(|(_, socket)| socket)
+            .any(|socket| socket.local_addr().is_ok_and(|own| own.port() == from.port()))
     }
 
     fn socket(&mut self, path: &Path) -> io::Result<&UdpSocket> {

@@ -8,7 +8,6 @@
 
 use super::send::charge;
 use super::{Cursor, Requester};
-use crate::decode::class;
 use crate::host::{Count, Host, Train, Window};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
@@ -215,14 +214,13 @@ impl Requester {
         };
         let wqe = &self.queue[index];
         let (mtu, packets) = (conn.attr.path_mtu, wanted.min(wqe.packets - packet));
-        let len = (wqe.len() - packet * mtu).min(packets * mtu);
+        let len = wqe.len_of(packet, packets, mtu);
         let payload = match wqe.source(conn.init.pd, packet * mtu, len, host) {
             Ok(payload) => payload,
             Err(error) => return self.fail_from(index, before, Failure::local(error), host),
         };
-        let route = Route { class: class(conn.init.qp_type), dest_qpn: conn.attr.dest_qpn, mtu };
         let psn = self.una.add(ahead);
-        out.insert(message_train(wqe, route, packet, packets, psn, payload)).set_ack_req(true);
+        out.insert(message_train(wqe, Route::of(conn), packet, packets, psn, payload)).set_ack_req(true);
         self.repair.next = from + u64::from(packets);
         self.repair.sent = Some(now);
         // What was lent had taken less.

@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 use super::probe::{Copy, Probe};
 use super::{Cursor, Flight, IN_FLIGHT_MAX, Requester};
 use crate::cc::TRAIN_CHARGE_MAX;
-use crate::decode::class;
 use crate::host::{Count, Host, Payload, Side, Span, Train, Window};
 use crate::qp::{Conn, Outcome};
 use crate::timer::{Nanos, Timer};
@@ -210,12 +209,11 @@ impl Requester {
         if packets == 0 {
             return Ok(None);
         }
-        let len = (wqe.len() - index * mtu).min(packets * mtu);
+        let len = wqe.len_of(index, packets, mtu);
         let payload = wqe.source(conn.init.pd, index * mtu, len, host).map_err(Failure::local)?;
-        let route = Route { class: class(conn.init.qp_type), dest_qpn: conn.attr.dest_qpn, mtu };
         let charge = charge(len, packets);
         let asks = self.must_ask(wqe, packets, charge, conn, host);
-        out.insert(message_train(wqe, route, index, packets, self.next_psn(), payload)).set_ack_req(asks);
+        out.insert(message_train(wqe, Route::of(conn), index, packets, self.next_psn(), payload)).set_ack_req(asks);
         Ok(Some(Departure { packets, charge, window: Window::Requests, read: false, asks }))
     }
 
@@ -225,7 +223,7 @@ impl Requester {
         let mtu = conn.attr.path_mtu;
         let index = self.cursor.packet;
         let packets = (wqe.packets - index).min(MAX_LENT_PACKETS).min(MAX_LENT_BYTES / mtu);
-        let len = (wqe.len() - index * mtu).min(packets * mtu);
+        let len = wqe.len_of(index, packets, mtu);
         let may = len >= LEND_MIN
             && matches!(wqe.op, SendOp::Write { .. } | SendOp::WriteImm { .. })
             && conn.init.qp_type == QpType::Rc
@@ -249,13 +247,12 @@ impl Requester {
         host: &mut impl Host,
         out: &mut Option<Train>,
     ) -> Option<Departure> {
-        let mtu = conn.attr.path_mtu;
-        let charge = charge(mtu, 1) + span.len / LENT_SHARE;
+        let charge = charge(conn.attr.path_mtu, 1) + span.len / LENT_SHARE;
         if charge > host.window(Window::Requests) {
             return None;
         }
-        let route = Route { class: class(conn.init.qp_type), dest_qpn: conn.attr.dest_qpn, mtu };
-        let train = message_train(wqe, route, self.cursor.packet, packets, self.next_psn(), Payload::Lent(span));
+        let train =
+            message_train(wqe, Route::of(conn), self.cursor.packet, packets, self.next_psn(), Payload::Lent(span));
         out.insert(train).set_ack_req(true);
         Some(Departure { packets, charge, window: Window::Requests, read: false, asks: true })
     }
